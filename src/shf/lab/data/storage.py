@@ -1,0 +1,82 @@
+"""Bytes in and out of files: bounded reads, atomic writes, one fetching process at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import filelock
+
+from .errors import DamagedDataError, DataError
+from .places import CACHE_VARIABLE
+
+LOCK_SECONDS = 1800.0
+
+
+def read_bounded(path: Path, limit: int) -> bytes:
+    """The bytes of a regular file of at most ``limit`` bytes; a pipe, a device or a larger file is refused unread."""
+    try:
+        with os.fdopen(_open_without_waiting(path), "rb") as stream:
+            status = os.fstat(stream.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise DamagedDataError(f"{path}: not a regular file. Put the data file itself there.")
+            if status.st_size > limit:
+                raise DamagedDataError(f"{path}: {status.st_size} bytes, expected at most {limit}. Replace the file.")
+            return stream.read(limit + 1)
+    except OSError as fault:
+        raise DataError(f"{path}: cannot be read ({fault.strerror}). Check that it is a file you may read.") from fault
+
+
+def _open_without_waiting(path: Path) -> int:
+    """Open a file for reading; a pipe opens at once instead of waiting for somebody to write into it."""
+    return os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Write a file so that at every moment, also after a crash, it is absent, the old one or the whole new one."""
+    scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with scratch.open("xb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        scratch.replace(path)
+    except OSError as fault:
+        raise DataError(_cannot_write(path, len(content), fault)) from fault
+    finally:
+        with contextlib.suppress(OSError):  # the fault that matters is the one above
+            scratch.unlink(missing_ok=True)
+
+
+def _cannot_write(path: Path, size: int, fault: OSError) -> str:
+    home = next((place for place in path.parents if place.is_dir()), Path(path.anchor))
+    return (
+        f"{path}: cannot be written ({fault.strerror}); {size} bytes are needed, {shutil.disk_usage(home).free} are "
+        f"free in {home}. Nothing was left behind: make room, or name another directory with {CACHE_VARIABLE}, "
+        "and run the same command again."
+    )
+
+
+@contextlib.contextmanager
+def exclusive(path: Path, *, seconds: float = LOCK_SECONDS) -> Iterator[None]:
+    """Hold the lock file ``path``; a second process waits. The system frees the lock when its owner dies."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(path)
+        lock.acquire(timeout=seconds)
+    except filelock.Timeout as fault:
+        raise DataError(
+            f"{path}: another process has held this lock for {seconds:.0f} s. Wait until it has fetched, or end it."
+        ) from fault
+    except OSError as fault:
+        raise DataError(_cannot_write(path, 0, fault)) from fault
+    try:
+        yield
+    finally:
+        lock.release()
