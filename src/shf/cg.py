@@ -1,0 +1,177 @@
+"""Preconditioned conjugate gradients over callables; knows nothing of networks.
+
+Minimises q(x) = ½ x'Ax - b'x for symmetric positive definite A, given only v ↦ Av (§3 of the paper; Martens 2010).
+"""
+
+import enum
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+LinearMap = Callable[[Tensor], Tensor]
+"""A map of flat vectors. It may hand out the same buffer at every call: CG reads a result before it asks for the next."""
+
+
+class CGStop(enum.Enum):
+    """Why conjugate gradients ended."""
+
+    ITERATIONS = "all iterations done"
+    PROGRESS = "relative progress below the tolerance"
+    ZERO_RESIDUAL = "the residual is zero: the system is solved"
+    NON_POSITIVE_CURVATURE = "p'Ap is not positive"
+    NON_FINITE = "a number was not finite"
+
+
+@dataclass(frozen=True)
+class CGResult:
+    """What a run of CG leaves behind.
+
+    Attributes:
+        iterates: the iterates that were kept, oldest first, each a flat vector of its own.
+        numbers: for each kept iterate its 1-based iteration number.
+        values: for each kept iterate q(x) = ½ x'Ax - b'x, from the residual at hand: it costs no product.
+        last: the final x, also where nothing was kept (then it is the start).
+        steps: iterations completed.
+        products: applications of A, the one for a non-zero start included.
+        stop: why it ended.
+    """
+
+    iterates: Sequence[Tensor]
+    numbers: Sequence[int]
+    values: Sequence[float]
+    last: Tensor
+    steps: int
+    products: int
+    stop: CGStop
+
+
+def identity(vector: Tensor) -> Tensor:
+    """The preconditioner that does nothing."""
+    return vector
+
+
+def keep_all(number: int) -> bool:
+    """Keep every iterate (§4.1: runs are short, so all of them take part in backtracking)."""
+    return True
+
+
+def never(values: Sequence[float]) -> bool:
+    """Run to the iteration limit."""
+    return False
+
+
+def relative_progress(tolerance: float) -> Callable[[Sequence[float]], bool]:
+    """Martens' test: stop at iteration j once (q_j - q_{j-k}) / q_j < kε and q_j < 0, with k = max(10, j/10)."""
+
+    def stop(values: Sequence[float]) -> bool:
+        j = len(values) - 1  # values[0] is the start's
+        k = max(10, j // 10)
+        return j > k and values[j] < 0 and (values[j] - values[j - k]) / values[j] < k * tolerance
+
+    return stop
+
+
+def geometric(base: float) -> Callable[[int], bool]:
+    """Keep the iterates ⌈base^i⌉, i = 0, 1, … (Martens: base 1.3)."""
+
+    def keep(number: int) -> bool:
+        i = math.floor(math.log(number) / math.log(base)) if number > 1 else 0
+        return any(math.ceil(base**e) == number for e in (i - 1, i, i + 1) if e >= 0)
+
+    return keep
+
+
+@torch.no_grad()
+def conjugate_gradient(
+    product: LinearMap,
+    rhs: Tensor,
+    *,
+    iterations: int,
+    start: Tensor | None = None,
+    precondition: LinearMap = identity,
+    keep: Callable[[int], bool] = keep_all,
+    stop: Callable[[Sequence[float]], bool] = never,
+) -> CGResult:
+    """Solves A x = b by preconditioned conjugate gradients.
+
+    With r = Ax - b and y = P⁻¹r, each iteration does
+
+        α = r'y / p'Ap,   x ← x + αp,   r ← r + αAp,   β = r₊'y₊ / r'y,   p ← -y₊ + βp.
+
+    Args:
+        product: v ↦ Av, A symmetric positive (semi)definite.
+        rhs: b, a flat vector.
+        iterations: the most iterations to do (the paper's ζ).
+        start: x at the beginning; zero by default, which also saves a product.
+        precondition: r ↦ P⁻¹r, P symmetric positive definite.
+        keep: which iterates to keep, by 1-based number. The final one is always kept.
+        stop: sees q at the start and after every iteration; true ends the run.
+
+    Returns:
+        The kept iterates with their q, and why the run ended. A non-finite number or p'Ap ≤ 0 ends it *before* x is
+        touched, so every iterate is finite.
+
+    Example:
+        >>> A = torch.diag(torch.tensor([1.0, 2.0, 4.0]))
+        >>> conjugate_gradient(A.mv, torch.ones(3), iterations=3).last
+        tensor([1.0000, 0.5000, 0.2500])
+    """
+    if start is None:
+        x, r, products = torch.zeros_like(rhs), rhs.neg(), 0
+    else:
+        x, r, products = start.clone(), product(start) - rhs, 1
+
+    iterates: list[Tensor] = []
+    numbers: list[int] = []
+    values: list[float] = []
+    history = [_q(x, r, rhs)]
+
+    def finish(steps: int, reason: CGStop) -> CGResult:
+        if steps and (not numbers or numbers[-1] != steps):
+            iterates.append(x)
+            numbers.append(steps)
+            values.append(history[-1])
+        return CGResult(iterates, numbers, values, x, steps, products, reason)
+
+    y = precondition(r)
+    ry = torch.dot(r, y).item()
+    p = y.neg()
+    for number in range(1, iterations + 1):
+        if ry == 0:
+            return finish(number - 1, CGStop.ZERO_RESIDUAL)
+        Ap = product(p)
+        products += 1
+        pAp = torch.dot(p, Ap).item()
+        if not math.isfinite(pAp) or not math.isfinite(ry):
+            return finish(number - 1, CGStop.NON_FINITE)
+        if pAp <= 0:
+            return finish(number - 1, CGStop.NON_POSITIVE_CURVATURE)
+        alpha = ry / pAp
+        r.add_(Ap, alpha=alpha)
+        y = precondition(r)
+        ry_next = torch.dot(r, y).item()
+        if not math.isfinite(alpha) or not math.isfinite(ry_next):
+            return finish(number - 1, CGStop.NON_FINITE)
+        x.add_(p, alpha=alpha)
+        value = _q(x, r, rhs)
+        if not math.isfinite(value):
+            x.sub_(p, alpha=alpha)
+            return finish(number - 1, CGStop.NON_FINITE)
+        history.append(value)
+        if keep(number):
+            iterates.append(x.clone())
+            numbers.append(number)
+            values.append(value)
+        if stop(history):
+            return finish(number, CGStop.PROGRESS)
+        p.mul_(ry_next / ry).sub_(y)
+        ry = ry_next
+    return finish(iterations, CGStop.ITERATIONS)
+
+
+def _q(x: Tensor, r: Tensor, b: Tensor) -> float:
+    """½ x'Ax - b'x = ½ x'(r - b), since Ax = r + b."""
+    return 0.5 * (torch.dot(x, r).item() - torch.dot(x, b).item())

@@ -1,0 +1,169 @@
+"""Settings: frozen, validated where they are defined, and the named presets of the paper."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from shf.preconditioner import Preconditioner
+from shf.search import Backtracking
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The settings of SHF; the paper's symbols in brackets.
+
+    Attributes:
+        damping: initial damping strength [λ]. It belongs to the scale of the loss.
+        damping_factor: λ is multiplied or divided by this after a step [99/100].
+        cg_iterations: CG iterations per step [ζ]: 3-5 for classification, 25-50 for deep autoencoders.
+        curvature_batch: rows of the curvature batch [|X^c|]; None for all rows of the gradient batch.
+        cg_decay: the share of the last CG solution that CG starts from, in the first epoch [γ_1].
+        cg_decay_growth: γ is multiplied by this at every following epoch.
+        cg_decay_max: γ's ceiling.
+        update_decay: β, the factor before every update, is multiplied by this at every following epoch [c].
+        preconditioner: "empirical-fisher", "jacobi" or None.
+        preconditioner_exponent: [ξ].
+        backtracking: which CG iterate is taken: "all" (the best of all), "first-worse", or None (the last).
+        line_search_steps: trials of the line search before a step is rejected [ω].
+        max_norm: bound on each unit's squared incoming norm after an update: a number, "fan-in" for
+            round(√inputs) as in the author's program, or None.
+        microbatch: the most rows that are in memory at once; None for no bound.
+        momentum_off_on_divergence: set γ to 0 for good once an epoch's mean objective is above the previous one's twice
+            running (§5.2).
+    """
+
+    damping: float = 1.0
+    damping_factor: float = 0.99
+    cg_iterations: int = 3
+    curvature_batch: int | None = None
+    cg_decay: float = 0.5
+    cg_decay_growth: float = 1.01
+    cg_decay_max: float = 0.99
+    update_decay: float = 1.0
+    preconditioner: str | None = "empirical-fisher"
+    preconditioner_exponent: float = 0.75
+    backtracking: str | None = "all"
+    line_search_steps: int = 60
+    max_norm: float | str | None = None
+    microbatch: int | None = None
+    momentum_off_on_divergence: bool = False
+
+    def __post_init__(self) -> None:
+        check = _Checker(type(self).__name__ if type(self) is not Config else "SHF", self)
+        check.number("damping", above=0.0)
+        check.number("damping_factor", above=0.0, most=1.0)
+        check.integer("cg_iterations", least=1)
+        check.integer("curvature_batch", least=1, optional=True)
+        check.number("cg_decay", least=0.0, most=1.0)
+        check.number("cg_decay_growth", least=1.0)
+        check.number("cg_decay_max", least=0.0, most=1.0)
+        check.number("update_decay", above=0.0, most=1.0)
+        check.choice("preconditioner", [kind.value for kind in Preconditioner])
+        check.number("preconditioner_exponent", least=0.0, most=1.0)
+        check.choice("backtracking", [rule.value for rule in Backtracking])
+        check.integer("line_search_steps", least=0)
+        if self.max_norm != "fan-in" and self.max_norm is not None:
+            check.number("max_norm", above=0.0, or_else="'fan-in', or None")
+        check.integer("microbatch", least=1, optional=True)
+
+    @classmethod
+    def names(cls) -> list[str]:
+        return [field.name for field in dataclasses.fields(cls)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HFConfig(Config):
+    """The settings of Martens' batch method: the same, with other values, and two rules for long CG runs.
+
+    Attributes:
+        progress_tolerance: [ε] CG stops once the relative progress over the last k iterations is below kε.
+        iterate_spacing: iterates ⌈spacing^i⌉ are kept for backtracking.
+    """
+
+    damping_factor: float = 2 / 3
+    cg_iterations: int = 250
+    cg_decay: float = 0.95
+    cg_decay_growth: float = 1.0
+    cg_decay_max: float = 1.0
+    backtracking: str | None = "first-worse"
+    progress_tolerance: float = 5e-4
+    iterate_spacing: float = 1.3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check = _Checker("HF", self)
+        check.number("progress_tolerance", least=0.0)
+        check.number("iterate_spacing", above=1.0)
+
+
+@dataclass(frozen=True)
+class _Checker:
+    """Raises errors that name the argument, its value and its range."""
+
+    owner: str
+    settings: Config
+
+    def _fail(self, name: str, expected: str) -> None:
+        raise ValueError(f"{self.owner}({name}={getattr(self.settings, name)!r}): must be {expected}")
+
+    def number(
+        self,
+        name: str,
+        *,
+        least: float | None = None,
+        above: float | None = None,
+        most: float | None = None,
+        or_else: str = "",
+    ) -> None:
+        value = getattr(self.settings, name)
+        bounds = [
+            f"{word} {bound:g}"
+            for word, bound in (("at least", least), ("greater than", above), ("at most", most))
+            if bound is not None
+        ]
+        expected = "a number " + " and ".join(bounds) + (f", {or_else}" if or_else else "")
+        fine = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if (
+            not fine
+            or (least is not None and value < least)
+            or (above is not None and value <= above)
+            or (most is not None and value > most)
+        ):
+            self._fail(name, expected)
+
+    def integer(self, name: str, *, least: int, optional: bool = False) -> None:
+        value = getattr(self.settings, name)
+        if optional and value is None:
+            return
+        if not isinstance(value, int) or isinstance(value, bool):
+            self._fail(name, "a whole number" + (" or None" if optional else ""))
+        if value < least:
+            self._fail(name, f"at least {least}" + (" or None" if optional else ""))
+
+    def choice(self, name: str, options: list[Any]) -> None:
+        if getattr(self.settings, name) not in options:
+            self._fail(name, "one of " + ", ".join(repr(option) for option in options))
+
+
+class presets:  # noqa: N801 - used as a namespace: shf.presets.classifier
+    """The settings of the paper's experiments, to be unpacked: `shf.SHF(model, loss, **shf.presets.classifier)`."""
+
+    classifier: Mapping[str, Any] = MappingProxyType(
+        {"damping": 1.0, "cg_iterations": 3, "curvature_batch": 100, "weight_decay": 5e-4}
+    )
+    """§5: gradient batches of 1000 rows, no dropout."""
+
+    dropout_classifier: Mapping[str, Any] = MappingProxyType(
+        {"damping": 1.0, "cg_iterations": 3, "curvature_batch": 100, "weight_decay": 2e-5, "update_decay": 0.998}
+    )
+    """§5 with dropout on the inputs and the last hidden layer; β decays by the author's 0.998 per epoch."""
+
+    autoencoder: Mapping[str, Any] = MappingProxyType(
+        {"damping": 10.0, "cg_iterations": 25, "weight_decay": 0.0, "momentum_off_on_divergence": True}
+    )
+    """§5.2, CURVES: gradient and curvature batches of 2000 rows. λ = 10 belongs to a loss that is summed over outputs and
+    averaged over cases, `shf.losses.per_case(...)`: torch's mean over all elements is hundreds of times smaller, and there
+    this damping would freeze the network."""

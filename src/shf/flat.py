@@ -1,0 +1,34 @@
+"""Parameters as one flat vector θ, and back."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The shapes that a flat vector is made of, in order."""
+
+    shapes: tuple[torch.Size, ...]
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> "Shapes":
+        return cls(tuple(t.shape for t in tensors))
+
+    @property
+    def sizes(self) -> list[int]:
+        return [math.prod(s) for s in self.shapes]
+
+    def flatten(self, tensors: Sequence[Tensor | None], like: Tensor, out: Tensor | None = None) -> Tensor:
+        """Joins tensors of these shapes; None stands for zeros (a parameter without influence)."""
+        pieces = [
+            like.new_zeros(size) if t is None else t.reshape(-1) for t, size in zip(tensors, self.sizes, strict=True)
+        ]
+        return torch.cat(pieces, out=out)
+
+    def split(self, vector: Tensor) -> list[Tensor]:
+        """Views of `vector`, one per shape; no copy."""
+        return [piece.view(shape) for piece, shape in zip(vector.split(self.sizes), self.shapes, strict=True)]

@@ -1,0 +1,187 @@
+"""J = ∂z/∂θ of a network's outputs on the rows of one batch: products with J and its transpose.
+
+The forward graph is built once. For Jv a second graph is kept: the backward pass from a cotangent u, u ↦ J'u. It is
+linear in u, so differentiating v'(J'u) by u gives Jv: one backward pass through the second graph. With the graphs kept, a
+product with J or J' costs what its matrix products cost, for any module.
+
+With `microbatch` the rows are taken in chunks and graphs are rebuilt for each chunk of each product: memory is bounded by
+one chunk's graph, and the results are the same, because outputs are joined before the loss sees them.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shf.batching import Batch
+from shf.network import Network
+from shf.randomness import Draws
+from shf.recording import Calls
+from shf.rows import RowAxis, join_outputs
+from shf.tree import leaves, map_leaves
+
+
+@dataclass
+class Graph:
+    """The forward graph of some rows, and the graph of its backward pass once Jv has been asked for."""
+
+    rows: Tensor | None
+    theta: list[Tensor]
+    outputs: list[Tensor]
+    calls: Calls
+    cotangents: list[Tensor] = field(default_factory=list)
+    pullback: list[Tensor] = field(default_factory=list)
+
+
+class Jacobian:
+    """J at the network's present parameters, on the rows of a batch.
+
+    Args:
+        network: F.
+        batch: the whole batch of the step.
+        draws: this step's random numbers.
+        rows: the rows of the batch that J is about; None means all.
+        microbatch: the most rows in memory at once; None means no bound.
+        axes: where rows lie in each floating-point output; along axis 0 where nothing is said.
+        record: modules whose calls are recorded on the way (for per-case gradients).
+
+    Attributes:
+        outputs: the model's outputs, detached, in the model's own structure.
+        buffers: the module's buffers as the forward pass left them.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        batch: Batch,
+        draws: Draws,
+        *,
+        rows: Tensor | None = None,
+        microbatch: int | None = None,
+        axes: Sequence[RowAxis | None] = (),
+        record: bool = False,
+    ) -> None:
+        self.network = network
+        self.draws = draws
+        self.buffers = network.buffers()
+        self.rows = batch.rows if rows is None else len(rows)
+        self._batch = batch
+        self._all = torch.arange(batch.rows) if rows is None else rows
+        self._whole = rows is None
+        self._axes = axes
+        self._record = record
+        self._chunks = list(torch.arange(self.rows).split(microbatch or self.rows))
+        self._kept: Graph | None = None
+        if len(self._chunks) == 1:
+            self._kept, self.outputs = self._forward(self._chunks[0], self.buffers)
+        else:
+            self.outputs = join_outputs(
+                [self._forward(chunk, self.buffers, graph=False)[1] for chunk in self._chunks], self._axes
+            )
+
+    def vjp(self, cotangents: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
+        """J'u, flat."""
+        total: Tensor | None = None
+        for chunk, graph in self._graphs():
+            part = self.pull(graph, self._part(cotangents, chunk), graph.theta)
+            flat = self.network.shapes.flatten(part, cotangents[0], out=out if total is None else None)
+            total = flat if total is None else total.add_(flat)
+        assert total is not None
+        return total
+
+    def jvp(self, vector: Tensor) -> list[Tensor]:
+        """Jv, a tensor per output."""
+        tangents = [self._push(graph, vector) for _, graph in self._graphs()]
+        if len(tangents) == 1:
+            return tangents[0]
+        return [self.axis(index).cat(parts) for index, parts in enumerate(zip(*tangents, strict=True))]
+
+    def graphs_with(self, cotangents: Sequence[Tensor]) -> Iterator[tuple[Tensor, Graph, list[Tensor]]]:
+        """Each chunk's rows (within this J), its graph and its share of the cotangents."""
+        for chunk, graph in self._graphs():
+            yield chunk, graph, self._part(cotangents, chunk)
+
+    def restricted(self, rows: Tensor) -> "Jacobian":
+        """J on some of these rows, with a graph of its own."""
+        return Jacobian(self.network, self._batch, self.draws, rows=self._all[rows], axes=self._axes)
+
+    def axis(self, index: int) -> RowAxis:
+        """Where the rows lie in output number `index`."""
+        found = self._axes[index] if index < len(self._axes) else RowAxis(0)
+        if found is None:
+            raise ValueError(
+                f"output number {index} of the model is shared by all rows: it has no row of its own per case"
+            )
+        return found
+
+    def _forward(
+        self, chunk: Tensor, buffers: dict[str, Tensor] | None = None, *, graph: bool = True
+    ) -> tuple[Graph, Any]:
+        everything = self._whole and len(chunk) == self.rows
+        rows = None if everything else self._all[chunk]
+        theta = self.network.leaves()
+        inputs = self._batch.inputs if rows is None else self._batch.select(self._batch.inputs, rows)
+        recorded = Calls.recorded(self.network.model, enabled=self._record and graph)
+        with torch.set_grad_enabled(graph), recorded as calls, self.draws.over(rows):
+            outputs = self.network(theta, inputs, buffers)
+        floating = [z for z in leaves(outputs) if z.is_floating_point()]
+        return Graph(rows, theta, floating, calls), map_leaves(Tensor.detach, outputs)
+
+    def _graphs(self) -> Iterator[tuple[Tensor, Graph]]:
+        if self._kept is not None:
+            yield self._chunks[0], self._kept
+            return
+        for chunk in self._chunks:
+            yield chunk, self._forward(chunk)[0]
+
+    def pull(
+        self, graph: Graph, cotangents: Sequence[Tensor], by: Sequence[Tensor], *, batched: bool = False
+    ) -> tuple[Tensor | None, ...]:
+        """The gradient of u'z by any tensors of one graph; outputs that do not depend on θ are left out.
+
+        If `batched`, cotangents carry an axis in front, and so do the gradients: several pullbacks at once.
+        """
+        pairs = [(z, u) for z, u in zip(graph.outputs, cotangents, strict=True) if z.requires_grad]
+        if not pairs:
+            return (None,) * len(by)
+        with self.draws.resumed(graph.rows):
+            return torch.autograd.grad(
+                [z for z, _ in pairs],
+                by,
+                [u for _, u in pairs],
+                retain_graph=True,
+                allow_unused=True,
+                is_grads_batched=batched,
+            )
+
+    def _push(self, graph: Graph, vector: Tensor) -> list[Tensor]:
+        if not graph.pullback:
+            self._build_pullback(graph)
+        terms = [
+            (g, v) for g, v in zip(graph.pullback, self.network.shapes.split(vector), strict=True) if g.requires_grad
+        ]
+        if not terms:
+            return [torch.zeros_like(z) for z in graph.outputs]
+        with self.draws.resumed(graph.rows):
+            found = torch.autograd.grad(
+                [g for g, _ in terms], graph.cotangents, [v for _, v in terms], retain_graph=True, allow_unused=True
+            )
+        return [torch.zeros_like(z) if t is None else t for t, z in zip(found, graph.outputs, strict=True)]
+
+    def _build_pullback(self, graph: Graph) -> None:
+        graph.cotangents = [torch.zeros_like(z, requires_grad=True) for z in graph.outputs]
+        pairs = [(z, u) for z, u in zip(graph.outputs, graph.cotangents, strict=True) if z.requires_grad]
+        found: Sequence[Tensor | None] = (None,) * len(graph.theta)
+        if pairs:
+            with self.draws.resumed(graph.rows):
+                found = torch.autograd.grad(
+                    [z for z, _ in pairs], graph.theta, [u for _, u in pairs], create_graph=True, allow_unused=True
+                )
+        graph.pullback = [torch.zeros_like(p) if g is None else g for g, p in zip(found, graph.theta, strict=True)]
+
+    def _part(self, cotangents: Sequence[Tensor], chunk: Tensor) -> list[Tensor]:
+        if len(chunk) == self.rows:
+            return list(cotangents)
+        return [self.axis(i).take(u, chunk) for i, u in enumerate(cotangents)]

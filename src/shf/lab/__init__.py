@@ -1,0 +1,1 @@
+"""The laboratory: the paper's experiments, from data to report. Needs the extra ``shf[lab]``."""

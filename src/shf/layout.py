@@ -1,0 +1,173 @@
+"""What a model does with the rows of a batch, found by running it on two and on three of them.
+
+Says where the rows lie in its outputs, in its random draws and in the inputs of its layers, and whether a row's output
+depends on the other rows (batch statistics).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shf.batching import Batch
+from shf.network import Network
+from shf.percase import CallAxes
+from shf.randomness import Draws
+from shf.recording import Calls
+from shf.rows import AmbiguousRowsError, RowAxis, infer_axis
+from shf.tree import leaves
+
+_THREE, _TWO = torch.tensor([0, 1, 0]), torch.tensor([0, 1])
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a model treats rows.
+
+    Attributes:
+        outputs: where the rows lie in each floating-point output.
+        draws: where the rows lie in each random draw.
+        calls: where the rows lie in the input of each call of a module with parameters.
+        separable: each row's output depends on that row alone.
+        obstacle: why the model cannot be run on some of the rows only; None if it can.
+    """
+
+    outputs: Sequence[RowAxis | None]
+    draws: Sequence[RowAxis | None]
+    calls: CallAxes
+    separable: bool
+    obstacle: str | None = None
+
+
+def signature(network: Network, batch: Batch) -> object | None:
+    """What a layout depends on. None if that cannot be told from the inputs, as with data that holds no tensors."""
+    shapes = tuple((z.shape[1:], z.dtype) for z in leaves(batch.inputs))
+    flags = tuple(m.training for m in network.model.modules())
+    return (shapes, flags, tuple(network.names)) if shapes else None
+
+
+@torch.no_grad()
+def find_layout(network: Network, batch: Batch, seed: int) -> Layout:
+    """Runs the model on rows (0, 1, 0) and on rows (0, 1), with the same frozen draws, and compares.
+
+    Raises:
+        RuntimeError: if the model gives different outputs for the same inputs, parameters and draws.
+    """
+    try:
+        three, two = batch.take(_THREE.clamp_max(batch.rows - 1)), batch.take(_TWO.clamp_max(batch.rows - 1))
+        first = _attempt(network, three, two, seed, minor=False)
+    except AmbiguousRowsError as error:
+        return _refusal(network, batch, f"{error}")
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        return _refusal(network, batch, f"it fails on two of its rows ({type(error).__name__}: {error})")
+    _refuse_other_randomness(network, three, seed)
+    if first.separable or not any(axis is not None and axis.fold > 1 for axis in first.draws):
+        return first
+    second = _attempt(network, three, two, seed, minor=True)
+    if second.separable:
+        return second
+    return _refusal(
+        network, batch, "a random draw of the model folds rows and other things into one axis, in unknown order"
+    )
+
+
+def batch_statistics(model: nn.Module) -> list[str]:
+    """The names of modules that normalise by statistics of the batch in their present mode."""
+    return [
+        name
+        for name, m in model.named_modules()
+        if isinstance(m, nn.modules.batchnorm._BatchNorm) and (m.training or m.running_mean is None)
+    ]
+
+
+def _refusal(network: Network, batch: Batch, obstacle: str) -> Layout:
+    return Layout([], [], {}, separable=False, obstacle=obstacle)
+
+
+def _attempt(network: Network, three: Batch, two: Batch, seed: int, *, minor: bool) -> Layout:
+    draws = Draws(seed, 3, minor=minor)
+    values = [p.detach() for p in network.parameters]
+    with Calls.recorded(network.model) as many, draws.over():
+        whole = _floating(network(values, three.inputs))
+    with Calls.recorded(network.model) as few, draws.over(_TWO):
+        part = _floating(network(values, two.inputs))
+    outputs = [_output_axis(z3, z2) for z3, z2 in zip(whole, part, strict=True)]
+    separable = not batch_statistics(network.model) and all(
+        _same(z2, z3 if axis is None else axis.take(z3, _TWO))
+        for z3, z2, axis in zip(whole, part, outputs, strict=True)
+    )
+    return Layout(outputs, [draws.found.get(k) for k in range(len(draws.drawn))], _call_axes(many, few), separable)
+
+
+def _output_axis(three: Tensor, two: Tensor) -> RowAxis | None:
+    axis = infer_axis(three.shape, 3, two.shape, 2)
+    if axis is not None and axis.fold > 1 and not _same(two, axis.take(three, _TWO)):
+        return RowAxis(axis.axis, axis.fold, minor=True)
+    return axis
+
+
+def _call_axes(many: Calls, few: Calls) -> CallAxes:
+    axes: CallAxes = {}
+    for module, calls in many.of.items():
+        others = few.of.get(module, [])
+        if len(others) == len(calls):
+            axes[module] = [_call_axis(a.input, b.input) for a, b in zip(calls, others, strict=True)]
+    return axes
+
+
+def _call_axis(three: Tensor | None, two: Tensor | None) -> RowAxis | None:
+    """None also where it cannot be told: such a layer takes the exact fallback."""
+    if three is None or two is None:
+        return None
+    try:
+        axis = infer_axis(three.shape, 3, two.shape, 2)
+    except AmbiguousRowsError:
+        return None
+    if axis is not None and axis.fold > 1:
+        if three.layout != torch.strided or not _same(two, axis.take(three, _TWO)):
+            axis = RowAxis(axis.axis, axis.fold, minor=True)
+        if three.layout != torch.strided or not _same(two, axis.take(three, _TWO)):
+            return None
+    return axis
+
+
+def _refuse_other_randomness(network: Network, batch: Batch, seed: int) -> None:
+    """Two runs with the same draws must agree; if they do not, the first module whose output differs is named."""
+    names = {m: f"{name or 'the model'} ({type(m).__name__})" for name, m in network.model.named_modules()}
+    outputs: list[list[tuple[str, list[Tensor]]]] = []
+    for _ in range(2):
+        seen: list[tuple[str, list[Tensor]]] = []
+
+        def hook(module: nn.Module, args: Any, output: Any, seen: list[tuple[str, list[Tensor]]] = seen) -> None:
+            seen.append((names.get(module, type(module).__name__), [z.clone() for z in _floating(output)]))
+
+        handles = [m.register_forward_hook(hook) for m in network.model.modules()]
+        try:
+            with Draws(seed, 3).over():
+                network([p.detach() for p in network.parameters], batch.inputs)
+        finally:
+            for handle in handles:
+                handle.remove()
+        outputs.append(seen)
+    for (name, first), (_, second) in zip(*outputs, strict=False):
+        if any(not _same(a, b) for a, b in zip(first, second, strict=False)):
+            raise RuntimeError(
+                f"{name} gives different outputs for the same inputs, parameters and torch draws: randomness from outside "
+                "of torch (random, numpy) or a hidden state. Every evaluation in a step must see the same network; draw "
+                "through torch, or put the module in eval mode"
+            )
+
+
+def _floating(outputs: Any) -> list[Tensor]:
+    return [z for z in leaves(outputs) if z.is_floating_point() and z.layout == torch.strided]
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Equal up to rounding (a batch of another size may be summed in another order)."""
+    if a.shape != b.shape:
+        return False
+    size = max(a.abs().max().item(), b.abs().max().item()) if a.numel() else 0.0
+    tolerance = torch.finfo(a.dtype).eps ** 0.5
+    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * size, equal_nan=True)

@@ -1,0 +1,217 @@
+"""The loss L of f(θ) = L(F(θ)): its value, its derivative by the outputs, and its output Hessian L''.
+
+Any callable `loss(outputs, targets)` that returns one number and is convex in the outputs will do: L'' comes from
+differentiation, with closed forms for the common losses. f is exactly the number that the loss returns.
+"""
+
+import copy
+import enum
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shf.tree import map_leaves
+
+Cotangents = Sequence[Tensor]
+"""One tensor per output that carries a gradient, of that output's shape."""
+HessianMap = Callable[[Cotangents], list[Tensor]]
+
+
+class Reduction(enum.Enum):
+    """Whether the loss is a mean or a sum over the rows of a batch."""
+
+    MEAN = "mean"
+    SUM = "sum"
+
+
+class PerCase(nn.Module):
+    """Sum over a case's outputs, mean over cases: the scale on which the paper's autoencoder settings live."""
+
+    reduction = "mean"
+
+    def __init__(self, loss: nn.Module) -> None:
+        super().__init__()
+        if getattr(loss, "reduction", None) not in ("mean", "sum", "none"):
+            raise TypeError(
+                f"per_case({loss!r}): expected a torch loss with a `reduction`, such as nn.BCEWithLogitsLoss(); "
+                "sum over outputs and average over rows inside your own callable instead"
+            )
+        self.total = copy.copy(loss)
+        self.total.reduction = "sum"  # type: ignore[assignment]
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.total(outputs, targets) / len(outputs)  # type: ignore[no-any-return]
+
+
+def per_case(loss: nn.Module) -> PerCase:
+    """The same loss, summed over each case's outputs and averaged over cases.
+
+    torch's default averages over all elements: for 784 pixels that is 784 times smaller, and a damping of λ = 10, chosen
+    for the summed loss, would freeze the network.
+
+    Example:
+        >>> loss = per_case(nn.BCEWithLogitsLoss())
+        >>> loss(torch.zeros(5, 784), torch.zeros(5, 784))  # 784 log 2
+        tensor(543.4274)
+    """
+    return PerCase(loss)
+
+
+class Loss:
+    """A loss callable with the derivatives that the method needs."""
+
+    def __init__(self, function: Callable[[Any, Any], Tensor], reduction: str | None = None) -> None:
+        if not callable(function):
+            raise TypeError(f"loss={function!r}: expected a callable loss(outputs, targets)")
+        found = getattr(function, "reduction", None)
+        chosen = reduction if reduction is not None else (found if isinstance(found, str) else "mean")
+        if reduction is not None and isinstance(found, str) and found != reduction:
+            raise ValueError(f"reduction={reduction!r} contradicts the loss object's own reduction={found!r}")
+        if chosen not in ("mean", "sum"):
+            raise ValueError(
+                f"loss {self._name(function)} has reduction={chosen!r}: expected 'mean' or 'sum' (one number per batch)"
+            )
+        self.function = function
+        self.reduction = Reduction(chosen)
+        self.name = self._name(function)
+
+    @staticmethod
+    def _name(function: Any) -> str:
+        return getattr(function, "__name__", None) or type(function).__name__
+
+    def __call__(self, outputs: Any, targets: Any) -> Tensor:
+        value = self.function(outputs, targets)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+            raise ValueError(f"loss {self.name} returned {found}: expected one number (reduction 'mean' or 'sum')")
+        return value.reshape(())
+
+    def expand(self, outputs: Any, targets: Any) -> "LossExpansion":
+        """L and ∂L/∂z at these outputs, with the means to apply L''."""
+        return LossExpansion(self, outputs, targets)
+
+
+class LossExpansion:
+    """L at outputs z: value, gradient by z, and products with L''. Only tensors of the outputs' size are involved.
+
+    Attributes:
+        value: L as the loss returned it.
+        gradient: ∂L/∂z for each output that is a floating-point tensor.
+    """
+
+    def __init__(self, loss: Loss, outputs: Any, targets: Any) -> None:
+        self._loss = loss
+        self._targets = targets
+        self._leaves: list[Tensor] = []
+
+        def leaf(tensor: Tensor) -> Tensor:
+            if not tensor.is_floating_point():
+                return tensor
+            self._leaves.append(tensor.detach().requires_grad_())
+            return self._leaves[-1]
+
+        self._outputs = map_leaves(leaf, outputs)
+        if not self._leaves:
+            raise ValueError(f"the model's output holds no floating-point tensor (got {type(outputs).__name__})")
+        with torch.enable_grad():
+            total = loss(self._outputs, targets)
+            if not total.requires_grad:
+                raise ValueError(f"loss {loss.name} does not depend on the model's outputs: nothing to optimise")
+            # A graph of L alone, kept for second derivatives where no closed form is at hand.
+            gradient = torch.autograd.grad(total, self._leaves, create_graph=True, allow_unused=True)
+        self.value = total.detach()
+        self._graph = [torch.zeros_like(z) if g is None else g for g, z in zip(gradient, self._leaves, strict=True)]
+        self.gradient = [g.detach() for g in self._graph]
+
+    def hessian(self) -> HessianMap:
+        """u ↦ L''u."""
+        if (diagonal := self._diagonal()) is not None:
+            return lambda u: [diagonal * u[0]]
+        if (softmax := self._softmax()) is not None:
+            p, scale = softmax
+            return lambda u: [scale * p * (u[0] - (p * u[0]).sum(1, keepdim=True))]
+        return self._checked
+
+    def hessian_root(self, signs: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        """A sample S ξ with S S' = L'' and ξ = `signs(z)`, independent ±1: E[(Sξ)(Sξ)'] = L''."""
+        if (diagonal := self._diagonal()) is not None:
+            return [diagonal.clamp_min(0).sqrt() * signs(diagonal)]
+        if (softmax := self._softmax()) is not None:
+            p, scale = softmax
+            weighted = p.sqrt() * signs(p)
+            return [scale.sqrt() * (weighted - p * (p.sqrt() * weighted).sum(1, keepdim=True))]
+        return self._dense_root(signs)
+
+    def _checked(self, u: Cotangents) -> list[Tensor]:
+        """L''u by differentiating ∂L/∂z once more; a loss that is not convex is refused by name."""
+        if not any(g.requires_grad for g in self._graph):
+            return [torch.zeros_like(z) for z in self._leaves]
+        found = torch.autograd.grad(
+            [g for g in self._graph if g.requires_grad],
+            self._leaves,
+            [v for v, g in zip(u, self._graph, strict=True) if g.requires_grad],
+            retain_graph=True,
+            allow_unused=True,
+        )
+        result = [torch.zeros_like(z) if h is None else h for h, z in zip(found, self._leaves, strict=True)]
+        curvature = sum(torch.sum(v * h).item() for v, h in zip(u, result, strict=True))
+        size = math.sqrt(sum(torch.sum(v * v).item() for v in u) * sum(torch.sum(h * h).item() for h in result))
+        if curvature < -math.sqrt(torch.finfo(self._leaves[0].dtype).eps) * size:
+            raise ValueError(
+                f"loss {self._loss.name} has negative curvature in the outputs ((Jv)'L''(Jv) = {curvature:.3g}): "
+                "the Gauss-Newton matrix needs a loss that is convex in them, such as cross-entropy on logits"
+            )
+        return result
+
+    def _elementary(self) -> tuple[nn.Module | None, float]:
+        """The torch loss behind this one and the factor that stands before it."""
+        function = self._loss.function
+        if isinstance(function, PerCase):
+            return function.total, 1.0 / len(self._leaves[0])
+        return (function, 1.0) if isinstance(function, nn.Module) else (None, 1.0)
+
+    def _diagonal(self) -> Tensor | None:
+        """diag L'' of a loss that is a sum over elements: then L''·1 is the diagonal."""
+        elementary, _ = self._elementary()
+        if type(elementary) not in _ELEMENTWISE or len(self._leaves) != 1:
+            return None
+        return self._checked([torch.ones_like(self._leaves[0])])[0]
+
+    def _softmax(self) -> tuple[Tensor, Tensor] | None:
+        """(p, s) with L'' = s (diag p - pp') for each case or position, for cross-entropy with index targets."""
+        elementary, factor = self._elementary()
+        if type(elementary) is not nn.CrossEntropyLoss or len(self._leaves) != 1 or elementary.weight is not None:
+            return None
+        z, targets = self._leaves[0], self._targets
+        if not isinstance(targets, Tensor) or targets.is_floating_point() or z.ndim < 2:
+            return None
+        valid = (targets != elementary.ignore_index).to(z.dtype).unsqueeze(1)
+        scale = valid * factor if elementary.reduction == "sum" else valid / valid.sum()
+        return z.detach().softmax(1), scale
+
+    def _dense_root(self, signs: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        """Root of L'' case by case through its dense blocks; for losses of one output that do not mix rows."""
+        if len(self._leaves) != 1 or self._leaves[0][0].numel() > _DENSE_OUTPUTS:
+            shapes = [tuple(z.shape) for z in self._leaves]
+            raise ValueError(
+                f"preconditioner='jacobi' needs a root of L'' and loss {self._loss.name} on outputs {shapes} has no "
+                "closed form for it; use preconditioner='empirical-fisher'"
+            )
+        z = self._leaves[0]
+        per_row = z[0].numel()
+        columns = []
+        for k in range(per_row):
+            basis = torch.zeros(len(z), per_row, dtype=z.dtype, device=z.device)
+            basis[:, k] = 1
+            columns.append(self._checked([basis.view_as(z)])[0].reshape(len(z), per_row))
+        values, vectors = torch.linalg.eigh(torch.stack(columns, 2))
+        root = vectors * values.clamp_min(0).sqrt().unsqueeze(1)
+        xi = signs(z).reshape(len(z), per_row, 1)
+        return [(root @ xi).view_as(z)]
+
+
+_DENSE_OUTPUTS = 1024
+_ELEMENTWISE = (nn.BCEWithLogitsLoss, nn.MSELoss, nn.HuberLoss, nn.SmoothL1Loss, nn.PoissonNLLLoss, nn.SoftMarginLoss)

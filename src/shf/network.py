@@ -1,0 +1,118 @@
+"""A module as a function of its parameters and buffers: nothing here writes to the module."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from shf.flat import Shapes
+
+Forward = Callable[[nn.Module, Any], Any]
+
+
+def call_model(model: nn.Module, inputs: Any) -> Any:
+    """The convention for inputs: a tuple is `model(*inputs)`, a dict `model(**inputs)`, all else `model(inputs)`."""
+    if isinstance(inputs, tuple) and not hasattr(inputs, "_fields"):
+        return model(*inputs)
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(inputs)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The module inside DataParallel, DistributedDataParallel and torch.compile.
+
+    Their wrappers cannot be differentiated twice; the module inside can, and shares all parameters with them.
+    """
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
+
+
+class _Bound(nn.Module):
+    """The model together with how it is called, so that functional_call can replace parameters under any convention."""
+
+    def __init__(self, model: nn.Module, forward: Forward) -> None:
+        super().__init__()
+        self.model = model
+        self._forward = forward
+
+    def forward(self, inputs: Any) -> Any:
+        return self._forward(self.model, inputs)
+
+
+_PREFIX = "model."
+
+
+class Network:
+    """F(x; θ): the outputs of a module at any values of some of its parameters.
+
+    Args:
+        model: the module; its training flags are respected as they are at each call.
+        parameters: the parameters that make up θ, in the order of the flat vector.
+        forward: how to call it.
+    """
+
+    def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter], forward: Forward = call_model) -> None:
+        self.model = model
+        self.parameters = list(parameters)
+        self.shapes = Shapes.of(self.parameters)
+        names = {id(p): name for name, p in model.named_parameters()}
+        self.names = [names[id(p)] for p in self.parameters]
+        self._keys = [_PREFIX + name for name in self.names]
+        self._bound = _Bound(model, forward)
+
+    @property
+    def device(self) -> torch.device:
+        return self.parameters[0].device
+
+    def theta(self) -> Tensor:
+        """A flat copy of the parameters as they are now."""
+        with torch.no_grad():
+            return self.shapes.flatten([p.detach() for p in self.parameters], self.parameters[0])
+
+    def leaves(self) -> list[Tensor]:
+        """The parameters' values (not copied) as fresh leaves to differentiate by."""
+        return [p.detach().requires_grad_() for p in self.parameters]
+
+    def buffers(self) -> dict[str, Tensor]:
+        """A copy of the module's buffers, for a pass that may change them."""
+        return {_PREFIX + name: b.detach().clone() for name, b in self.model.named_buffers()}
+
+    def __call__(self, values: Sequence[Tensor], inputs: Any, buffers: dict[str, Tensor] | None = None) -> Any:
+        """The model's outputs with θ = `values`. Changes of buffers go into `buffers` (by default: are dropped)."""
+        buffers = self.buffers() if buffers is None else buffers
+        replaced = {**dict(zip(self._keys, values, strict=True)), **buffers}
+        outputs = functional_call(self._bound, replaced, (inputs,))
+        buffers.update({key: replaced[key] for key in buffers})
+        return outputs
+
+    @torch.no_grad()
+    def assign_buffers_(self, buffers: Mapping[str, Tensor]) -> None:
+        """Writes buffers (as `buffers()` names them) into the module."""
+        own = dict(self.model.named_buffers())
+        for key, value in buffers.items():
+            own[key.removeprefix(_PREFIX)].copy_(value)
+
+
+@contextmanager
+def twice_differentiable_kernels(device: torch.device) -> Iterator[None]:
+    """Kernels whose backward can itself be differentiated, inside this block only.
+
+    Fused attention and cuDNN's recurrent kernels have no second derivative: attention uses its mathematical form here,
+    and cuDNN is set aside. Autocast is off: curvature in half precision is noise.
+    """
+    with (
+        sdpa_kernel(SDPBackend.MATH),
+        torch.backends.cudnn.flags(enabled=False),
+        torch.autocast(device.type, enabled=False),
+    ):
+        yield

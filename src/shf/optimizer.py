@@ -1,0 +1,339 @@
+"""SHF as a torch.optim.Optimizer: parameter groups, state, epochs. The only writer of parameters."""
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from shf.batching import Batch, Count, Select, count_rows, curvature_rows, select_rows
+from shf.config import Config
+from shf.layout import Layout, find_layout, signature
+from shf.losses import Loss
+from shf.maxnorm import clip_norms_
+from shf.network import Forward, Network, call_model, twice_differentiable_kernels, unwrap
+from shf.objective import Objective, Settings
+from shf.preconditioner import Preconditioner
+from shf.randomness import mix, preserved_global_state
+from shf.step import SHORT_RUNS, Problem, Solver, State, StepInfo, shf_step
+
+Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
+
+
+class SHFWarning(UserWarning):
+    """Something in the surroundings of a step that the user may not expect."""
+
+
+class SHF(Optimizer):
+    """Stochastic Hessian-free optimization (Kiros, ICLR 2013).
+
+    One `step` is one iteration of Algorithm 1: on the batch it is given it computes objective, gradient and
+    preconditioner, solves (B + λI) δ = -∇f by a few CG iterations that start from the last solution, with curvature
+    products on `curvature_batch` of the rows, chooses among the CG iterates, adapts λ, searches along the line, and moves.
+
+    There is no learning rate: schedulers have nothing to schedule. `.grad` is neither read nor written, so gradient
+    clipping and scaling do nothing. `step` enables grad by itself, respects `model.train()` / `model.eval()`, freezes all
+    of the model's randomness for its duration, and leaves torch's global generator alone.
+
+    Args:
+        model: the module. DistributedDataParallel and torch.compile wrappers are looked through.
+        loss: `loss(outputs, targets)`, one number, convex in the outputs: any torch loss on logits, or a callable.
+        params: parameters of the model to train, or groups of them; by default all. Frozen ones are left alone.
+        weight_decay: w of the penalty ½ w ‖θ‖², on parameters with two or more dimensions; in groups given explicitly
+            (dicts), on all of their members, with a value of their own if they have one.
+        reduction: "mean" or "sum" over rows; read from the loss object where it has one.
+        forward: how the model is called, `forward(model, inputs)`; by default a tuple is `model(*inputs)`, a dict
+            `model(**inputs)`.
+        select: `select(data, rows)`, the given rows of inputs or targets.
+        count: `count(inputs)`, the number of rows.
+        seed: of the dropout masks; drawn once from torch's generator if None.
+        **options: see `shf.Config`; `damping`, `cg_iterations`, `curvature_batch` are those to look at first.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> optimizer = SHF(model, nn.CrossEntropyLoss(), curvature_batch=10)
+        >>> info = optimizer.step(torch.randn(50, 4), torch.randint(3, (50,)))
+        >>> info.loss_after <= info.loss_before
+        True
+    """
+
+    _config_type: type[Config] = Config
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[[Any, Any], Tensor],
+        params: Parameters | None = None,
+        *,
+        weight_decay: float = 0.0,
+        reduction: str | None = None,
+        forward: Forward = call_model,
+        select: Select = select_rows,
+        count: Count = count_rows,
+        seed: int | None = None,
+        **options: Any,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"{type(self).__name__}(model={model!r}): expected a torch.nn.Module")
+        self.config = _make_config(self._config_type, type(self).__name__, options)
+        if not isinstance(weight_decay, int | float) or not 0 <= weight_decay < float("inf"):
+            raise ValueError(f"{type(self).__name__}(weight_decay={weight_decay!r}): must be a number at least 0")
+        self.model = unwrap(model)
+        self.loss = Loss(loss, reduction)
+        self._forward, self._select, self._count = forward, select, count
+        self._layout: tuple[object, Layout] | None = None
+        super().__init__(_groups(self.model, params, weight_decay), {"weight_decay": weight_decay})
+        seed = int(torch.randint(2**62, ()).item()) if seed is None else seed
+        self.param_groups[0]["shf"] = {
+            "damping": float(self.config.damping),
+            "cg_decay": float(self.config.cg_decay),
+            "update_scale": 1.0,
+            "momentum": True,
+            "epoch": 0,
+            "iteration": 0,
+            "seed": seed,
+            "epoch_loss": 0.0,
+            "epoch_steps": 0,
+            "last_mean_loss": None,
+            "rises": 0,
+        }
+
+    # --- what a user reads -------------------------------------------------------------------------------------------
+
+    @property
+    def damping(self) -> float:
+        """λ, the damping strength that the next step will use."""
+        return float(self._scalars["damping"])
+
+    @property
+    def cg_decay(self) -> float:
+        """γ, the share of the last CG solution that the next step starts from."""
+        return float(self._scalars["cg_decay"]) if self._scalars["momentum"] else 0.0
+
+    @property
+    def update_scale(self) -> float:
+        """β, the factor before every update of this epoch."""
+        return float(self._scalars["update_scale"])
+
+    @property
+    def epoch_index(self) -> int:
+        """e, counted from 0: which rows are the curvature batch."""
+        return int(self._scalars["epoch"])
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{name}={getattr(self.config, name)!r}" for name in self.config.names())
+        groups = ", ".join(
+            f"{sum(p.numel() for p in g['params'])} with weight_decay={g['weight_decay']:g}" for g in self.param_groups
+        )
+        return (
+            f"{type(self).__name__}({settings}; λ={self.damping:.4g}, epoch {self.epoch_index}; parameters: {groups})"
+        )
+
+    # --- training ----------------------------------------------------------------------------------------------------
+
+    def step(self, inputs: Any, targets: Any = None) -> StepInfo:  # type: ignore[override]
+        """One iteration of Algorithm 1 on a gradient batch.
+
+        Args:
+            inputs: a tensor, a tuple (`model(*inputs)`) or a dict (`model(**inputs)`), rows along axis 0.
+            targets: what the loss takes; any structure of tensors, or None.
+
+        Returns:
+            What happened. If an error is raised, parameters, buffers and state are as they were before.
+        """
+        if callable(inputs) and targets is None:
+            raise TypeError("step takes (inputs, targets), not a closure: it evaluates model and loss by itself")
+        batch = Batch.of(inputs, targets, self._select, self._count)
+        network = self._network()
+        self._warn_of_autocast(network.device)
+        scalars = self._scalars
+        seed = mix(scalars["seed"], scalars["iteration"])
+        with preserved_global_state(), twice_differentiable_kernels(network.device):
+            objective = Objective(
+                network,
+                self.loss,
+                batch,
+                self._find_layout(network, batch, seed),
+                curvature_rows=curvature_rows(batch.rows, self.config.curvature_batch, self.epoch_index),
+                decay=self._decay(network),
+                seed=seed,
+                settings=self._settings,
+            )
+            return self._iterate(objective, network, lambda: objective.buffers or {})
+
+    def next_epoch(self) -> None:
+        """Begins the next epoch: γ ← min(1.01 γ, 0.99), β ← cβ, and the next curvature rows."""
+        s, config = dict(self._scalars), self.config
+        s["epoch"] += 1
+        s["cg_decay"] = min(config.cg_decay_growth * s["cg_decay"], max(config.cg_decay_max, config.cg_decay))
+        s["update_scale"] *= config.update_decay
+        if s["epoch_steps"]:
+            mean = s["epoch_loss"] / s["epoch_steps"]
+            rose = s["last_mean_loss"] is not None and mean > s["last_mean_loss"]
+            s["rises"] = s["rises"] + 1 if rose else 0
+            s["last_mean_loss"], s["epoch_loss"], s["epoch_steps"] = mean, 0.0, 0
+            if config.momentum_off_on_divergence and s["rises"] >= 2:
+                s["momentum"] = False
+        self.param_groups[0]["shf"] = s
+
+    def epoch(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """Passes the loader's batches through, and begins the next epoch when they end.
+
+        Example:
+            `for inputs, targets in optimizer.epoch(loader): optimizer.step(inputs, targets)`
+        """
+        yield from loader
+        self.next_epoch()
+
+    def disable_momentum(self) -> None:
+        """Sets γ to 0 for good: CG starts from zero from now on (end of §5.2)."""
+        self.param_groups[0]["shf"] = {**self._scalars, "momentum": False}
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """For loops that call it; SHF itself neither reads nor writes `.grad`."""
+        super().zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds parameters of the model (for example unfrozen layers); others are refused."""
+        own = {id(p) for p in self.model.parameters()}
+        params = param_group["params"]
+        params = [params] if isinstance(params, Tensor) else list(params)
+        if any(id(p) not in own for p in params):
+            shapes = [tuple(p.shape) for p in params if id(p) not in own]
+            raise ValueError(
+                f"parameters of shape {shapes} do not belong to the model that {type(self).__name__} was given"
+            )
+        super().add_param_group({**param_group, "params": params})
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _scalars(self) -> dict[str, Any]:
+        """λ, γ, β and counters. They live in the first parameter group, which torch saves and loads unchanged."""
+        return self.param_groups[0]["shf"]  # type: ignore[no-any-return]
+
+    @property
+    def _settings(self) -> Settings:
+        c = self.config
+        return Settings(Preconditioner(c.preconditioner), c.preconditioner_exponent, c.microbatch)
+
+    @property
+    def _solver(self) -> Solver:
+        return SHORT_RUNS
+
+    def _network(self) -> Network:
+        """The parameters to train now, in the model's order."""
+        members = {id(p) for group in self.param_groups for p in group["params"] if p.requires_grad}
+        active = [p for p in self.model.parameters() if id(p) in members]
+        if not active:
+            raise ValueError("no parameter of the model is trainable: requires_grad is False for all that were given")
+        kinds = sorted({f"{p.dtype} on {p.device}" for p in active})
+        if len(kinds) > 1:
+            raise ValueError(f"parameters are {' and '.join(kinds)}: they must share one dtype and one device")
+        if active[0].dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"parameters are {active[0].dtype}: expected torch.float32 or torch.float64")
+        return Network(self.model, active, self._forward)
+
+    def _decay(self, network: Network) -> Tensor | None:
+        """w of every entry of θ, or None where all are zero."""
+        of = {id(p): float(group["weight_decay"]) for group in self.param_groups for p in group["params"]}
+        if not any(of[id(p)] for p in network.parameters):
+            return None
+        return network.shapes.flatten(
+            [torch.full_like(p, of[id(p)], requires_grad=False) for p in network.parameters], network.parameters[0]
+        )
+
+    def _find_layout(self, network: Network, batch: Batch, seed: int) -> Layout:
+        """How the model treats rows; looked at again only when its mode or the shape of its inputs changes."""
+        key = signature(network, batch)
+        if self._layout is None or key is None or self._layout[0] != key:
+            self._layout = (key, find_layout(network, batch, mix(seed, 2)))
+        return self._layout[1]
+
+    def _iterate(self, problem: Problem, network: Network, buffers: Callable[[], Mapping[str, Tensor]]) -> StepInfo:
+        scalars = self._scalars
+        deltas = [self.state[p].get("delta") for p in network.parameters]
+        state = State(
+            delta=None if all(d is None for d in deltas) else network.shapes.flatten(deltas, network.parameters[0]),
+            damping=self.damping,
+            cg_decay=self.cg_decay,
+            update_scale=self.update_scale,
+        )
+        theta = network.theta()
+        theta_next, after, info = shf_step(problem, theta, state, self.config, self._solver)
+        if info.accepted and self.config.max_norm is not None:
+            theta_next = clip_norms_(theta_next.clone(), network.shapes, self.config.max_norm)
+        scalars = {
+            **scalars,
+            "damping": after.damping,
+            "iteration": scalars["iteration"] + 1,
+            "epoch_loss": scalars["epoch_loss"] + info.loss_before,
+            "epoch_steps": scalars["epoch_steps"] + 1,
+        }
+        with self._all_or_nothing(network, theta):
+            _assign_(network, theta_next)
+            network.assign_buffers_(buffers())
+            for p, d in zip(network.parameters, self._split(network, after.delta), strict=True):
+                self.state[p] = {} if d is None else {"delta": d}
+            self.param_groups[0]["shf"] = scalars
+        return info
+
+    @staticmethod
+    def _split(network: Network, delta: Tensor | None) -> list[Tensor] | list[None]:
+        return [None] * len(network.parameters) if delta is None else network.shapes.split(delta)
+
+    @contextmanager
+    def _all_or_nothing(self, network: Network, theta: Tensor) -> Iterator[None]:
+        """The writes of a step; if anything interrupts them, what was written is taken back."""
+        buffers, scalars = network.buffers(), self._scalars
+        states: dict[Tensor, Any] = {p: self.state.get(p, {}) for p in network.parameters}
+        try:
+            yield
+        except BaseException:
+            _assign_(network, theta)
+            network.assign_buffers_(buffers)
+            self.state.update(states)
+            self.param_groups[0]["shf"] = scalars
+            raise
+
+    def _warn_of_autocast(self, device: torch.device) -> None:
+        if torch.is_autocast_enabled(device.type):
+            warnings.warn(
+                "autocast is on: SHF switches it off inside step, where half precision would drown the curvature",
+                SHFWarning,
+                stacklevel=4,
+            )
+
+
+@torch.no_grad()
+def _assign_(network: Network, theta: Tensor) -> None:
+    for p, value in zip(network.parameters, network.shapes.split(theta), strict=True):
+        p.copy_(value)
+
+
+def _make_config(kind: type[Config], owner: str, options: dict[str, Any]) -> Config:
+    unknown = sorted(set(options) - set(kind.names()))
+    if unknown:
+        raise TypeError(f"{owner}() has no option {unknown[0]!r}; options are: {', '.join(kind.names())}")
+    return kind(**options)
+
+
+def _groups(model: nn.Module, params: Parameters | None, weight_decay: float) -> list[dict[str, Any]]:
+    """Parameter groups. Where none are given explicitly, weights (ndim ≥ 2) decay and the rest does not."""
+    given = list(model.parameters() if params is None else params)
+    if not given:
+        raise ValueError("the model has no parameters" if params is None else "params is empty")
+    if all(isinstance(group, dict) for group in given):
+        return [dict(group) for group in given]  # type: ignore[call-overload]
+    if not all(isinstance(p, Tensor) for p in given):
+        raise TypeError(
+            f"params: expected parameters or dicts of them, got {sorted({type(p).__name__ for p in given})}"
+        )
+    parameters = [p for p in given if isinstance(p, Tensor)]
+    weights = [p for p in parameters if p.ndim >= 2]
+    others = [p for p in parameters if p.ndim < 2]
+    groups = [{"params": weights, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]

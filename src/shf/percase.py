@@ -1,0 +1,279 @@
+"""Σ_j (J_j'u_j)²: squares of per-case gradients, summed over cases, without one backward pass per case where possible.
+
+Case j's gradient is J'(E_j u): the cotangent u with all rows but j's set to zero. This is right for every module, also
+where a layer is used more than once: the square of the sum over uses, not the sum of squares.
+
+A linear layer that is used once has J_j'u_j = g_j a_j' with its input a and output gradient g, so that the sum of squares
+is (g²)'(a²): one matrix product. Other layers that keep cases apart get their own small per-case pullback, all cases at
+once. What is left (recurrent layers, tied weights, batch statistics, parameters used outside of their module) takes the
+exact fallback: a batched backward pass over the cotangents of several cases.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+
+from shf.jacobian import Graph, Jacobian
+from shf.recording import Call
+from shf.rows import RowAxis
+
+CallAxes = dict[nn.Module, list[RowAxis | None]]
+"""For each module, in the order of its calls, where the rows lie in the call's input."""
+
+_CHUNK_NUMBERS = 2**24
+"""How many numbers the per-case gradients of one chunk may have."""
+_CASES_AT_ONCE = 16
+"""Cases per batched backward pass of the fallback: it does the work of that many passes over as many rows."""
+
+
+class Use(NamedTuple):
+    """One use of a layer: its input and the gradient by its output, both with the rows in front."""
+
+    a: Tensor
+    g: Tensor
+
+
+class Squares(NamedTuple):
+    """Σ_j g_j² of one parameter, and a test whether Σ_j g_j is the gradient that the backward pass found for it.
+
+    It is not where the parameter was also used outside of its module's calls; then the squares are not right either.
+    """
+
+    total: Tensor
+    explains: Callable[[Tensor], bool]
+
+
+def squared_vjp(jacobian: Jacobian, cotangents: Sequence[Tensor], *, axes: CallAxes | None) -> tuple[Tensor, Tensor]:
+    """J'u and Σ_j (J_j'u_j)², both flat, from one backward pass where the layers allow it.
+
+    Args:
+        jacobian: J on the batch, with its module calls recorded.
+        cotangents: u, one tensor per output.
+        axes: where the rows lie in each recorded call; None if cases influence each other (batch statistics), in which
+            case only the fallback is right.
+    """
+    shapes, like = jacobian.network.shapes, cotangents[0]
+    gradient = torch.zeros(sum(shapes.sizes), dtype=like.dtype, device=like.device)
+    squares: list[Tensor | None] = [torch.zeros_like(p) for p in jacobian.network.parameters]
+    for rows, graph, part in jacobian.graphs_with(cotangents):
+        pulled, found = _by_layers(jacobian, graph, part, axes or {}, len(rows))
+        gradient += shapes.flatten(pulled, like)
+        squares = [None if s is None or f is None else s + f for s, f in zip(squares, found, strict=True)]
+    left = [i for i, square in enumerate(squares) if square is None]
+    if left:
+        for i, square in _case_by_case(jacobian, cotangents, left, separable=axes is not None).items():
+            squares[i] = square
+    return gradient, shapes.flatten(squares, like)
+
+
+def _by_layers(
+    jacobian: Jacobian, graph: Graph, cotangents: Sequence[Tensor], axes: CallAxes, rows: int
+) -> tuple[Sequence[Tensor | None], list[Tensor | None]]:
+    """The gradient, and the sums of squares of the parameters whose layer has a formula (None for the others)."""
+    model, names = jacobian.network.model, jacobian.network.names
+    owners = {m: calls for m, calls in _sole_owners(model, graph).items() if len(axes.get(m, [])) == len(calls)}
+    outputs = [c.output for calls in owners.values() for c in calls if c.output is not None and c.output.requires_grad]
+    pulled = jacobian.pull(graph, cotangents, [*graph.theta, *outputs])
+    gradient = pulled[: len(graph.theta)]
+    by_output = {id(z): g for z, g in zip(outputs, pulled[len(graph.theta) :], strict=True)}
+
+    squares = [torch.zeros_like(p) if g is None else None for g, p in zip(gradient, graph.theta, strict=True)]
+    places = {name: i for i, name in enumerate(names)}
+    for prefix, module in model.named_modules():
+        if module not in owners:
+            continue
+        own = {name: places.get(f"{prefix}.{name}" if prefix else name) for name, _ in module.named_parameters()}
+        values = {name: graph.theta[i].detach() for name, i in own.items() if i is not None}
+        uses = _uses(owners[module], axes[module], by_output, rows)
+        if not values or uses is None:
+            continue
+        for name, found in _layer_squares(module, values, uses).items():
+            i = own[name]
+            if i is not None and (g := gradient[i]) is not None and found.explains(g):
+                squares[i] = found.total
+    return gradient, squares
+
+
+def _sole_owners(model: nn.Module, graph: Graph) -> dict[nn.Module, list[Call]]:
+    """Recorded leaf modules that share no parameter with another module and whose outputs nobody overwrote."""
+    holders: dict[int, int] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            holders[id(parameter)] = holders.get(id(parameter), 0) + 1
+    return {
+        module: calls
+        for module, calls in graph.calls.of.items()
+        if not any(module.children())
+        and all(c.input is not None and c.intact for c in calls)
+        and all(holders[id(p)] == 1 for p in module.parameters())
+    }
+
+
+def _uses(
+    calls: list[Call], axes: list[RowAxis | None], gradients: dict[int, Tensor | None], rows: int
+) -> list[Use] | None:
+    """The layer's uses with rows in front, or None where a call does not keep the rows on one axis."""
+    uses = []
+    for call, axis in zip(calls, axes, strict=True):
+        a, z = call.input, call.output
+        if axis is None or a is None or z is None:
+            return None
+        if a.shape[axis.axis] != rows * axis.fold or z.shape[: axis.axis + 1] != a.shape[: axis.axis + 1]:
+            return None
+        if (g := gradients.get(id(z))) is None:
+            continue
+        if a.layout == torch.strided:
+            uses.append(Use(axis.to_front(a.detach()), axis.to_front(g)))
+        elif axis == RowAxis(0):
+            uses.append(Use(a.detach(), g))
+        else:
+            return None
+    return uses
+
+
+def _layer_squares(module: nn.Module, values: dict[str, Tensor], uses: list[Use]) -> dict[str, Squares]:
+    if isinstance(module, nn.Linear) and len(uses) == 1 and uses[0].a.ndim == 2:
+        return _linear(uses[0], values)
+    if any(use.a.layout != torch.strided for use in uses):
+        return {}
+    if isinstance(module, nn.Linear):
+        return _summed(values, uses, lambda some: _linear_per_case(some))
+    return _summed(values, uses, lambda some: _pullback_per_case(module, values, some))
+
+
+def _linear(use: Use, values: dict[str, Tensor]) -> dict[str, Squares]:
+    """A linear layer used once on (rows, features): per-case gradients g_j a_j', sum of squares (g²)'(a²)."""
+    a, g = use
+    found: dict[str, Squares] = {}
+    if "weight" in values:
+        left, right = _probe(g.shape[1], g), _probe(a.shape[1], g)
+        terms = (g @ left) * (a @ right)
+
+        def explains(gradient: Tensor) -> bool:
+            return _close(terms.sum().item(), (left @ gradient @ right).item(), terms.abs().sum().item(), g.dtype)
+
+        found["weight"] = Squares(_products_of_squares(g, a), explains)
+    if "bias" in values:
+        found["bias"] = Squares(g.square().sum(0), _equals(g.sum(0), g.abs().sum(0)))
+    return found
+
+
+def _products_of_squares(g: Tensor, a: Tensor) -> Tensor:
+    """(g²)'(a²); a CSR input stays sparse."""
+    if a.layout != torch.sparse_csr:
+        return g.square().t() @ a.square()
+    squared = torch.sparse_csr_tensor(a.crow_indices(), a.col_indices(), a.values().square(), a.shape)
+    return (squared.t() @ g.square()).t()
+
+
+def _linear_per_case(uses: Sequence[Use]) -> dict[str, Tensor]:
+    """A linear layer on sequences, or used several times: the sum over positions and uses comes before the square."""
+    pairs = [(u.g.flatten(1, -2), u.a.flatten(1, -2)) if u.a.ndim > 2 else (u.g[:, None], u.a[:, None]) for u in uses]
+    return {
+        "weight": sum(
+            (torch.einsum("bto,bti->boi", g, a) for g, a in pairs[1:]), torch.einsum("bto,bti->boi", *pairs[0])
+        ),
+        "bias": sum((g.sum(1) for g, _ in pairs[1:]), pairs[0][0].sum(1)),
+    }
+
+
+def _pullback_per_case(module: nn.Module, values: dict[str, Tensor], uses: Sequence[Use]) -> dict[str, Tensor]:
+    """Any layer that treats cases apart: its own pullback, mapped over cases."""
+
+    def one_case(a: Tensor, g: Tensor) -> dict[str, Tensor]:
+        def layer(parameters: dict[str, Tensor]) -> Tensor:
+            return functional_call(module, parameters, (a[None],))  # type: ignore[no-any-return]
+
+        return vjp(layer, values)[1](g[None])[0]  # type: ignore[no-any-return]
+
+    per_use = [vmap(one_case)(use.a, use.g) for use in uses]
+    return {name: sum((found[name] for found in per_use[1:]), per_use[0][name]) for name in values}
+
+
+def _summed(
+    values: dict[str, Tensor], uses: list[Use], per_case: Callable[[Sequence[Use]], dict[str, Tensor]]
+) -> dict[str, Squares]:
+    """Sums the squares of per-case gradients over chunks of cases; nothing where the layer cannot be mapped."""
+    if not uses:
+        return {}
+    rows = len(uses[0].a)
+    size = max(1, _CHUNK_NUMBERS // sum(v.numel() for v in values.values()))
+    totals = {name: torch.zeros_like(v) for name, v in values.items()}
+    sizes = {name: torch.zeros_like(v) for name, v in values.items()}
+    squares = {name: torch.zeros_like(v) for name, v in values.items()}
+    for begin in range(0, rows, size):
+        chunk = [Use(u.a[begin : begin + size], u.g[begin : begin + size]) for u in uses]
+        try:
+            found = per_case(chunk)
+        except RuntimeError:  # no batching rule for an operation of this layer, or it does not accept a single case
+            return {}
+        for name in values:
+            totals[name] += found[name].sum(0)
+            sizes[name] += found[name].abs().sum(0)
+            squares[name] += found[name].square().sum(0)
+    return {name: Squares(squares[name], _equals(totals[name], sizes[name])) for name in values}
+
+
+def _case_by_case(
+    jacobian: Jacobian, cotangents: Sequence[Tensor], wanted: list[int], *, separable: bool
+) -> dict[int, Tensor]:
+    """The exact fallback: backward passes of several cases' cotangents at once, through the graph of these cases, or
+    of the whole batch where cases influence each other."""
+    parameters = [jacobian.network.parameters[i] for i in wanted]
+    size = max(1, min(_CASES_AT_ONCE, _CHUNK_NUMBERS // sum(p.numel() for p in parameters)))
+    squares = {i: torch.zeros_like(p) for i, p in zip(wanted, parameters, strict=True)}
+    for rows in torch.arange(jacobian.rows).split(size):
+        local = jacobian.restricted(rows) if separable else jacobian
+        own = torch.arange(len(rows)) if separable else rows
+        part = [jacobian.axis(i).take(u, rows) for i, u in enumerate(cotangents)] if separable else cotangents
+        for _, graph, u in local.graphs_with(part):
+            for i, g in zip(wanted, _pull_cases(local, graph, u, own, wanted), strict=True):
+                if g is not None:
+                    squares[i] += g.square().sum(0)
+    return squares
+
+
+def _pull_cases(
+    jacobian: Jacobian, graph: Graph, cotangents: Sequence[Tensor], rows: Tensor, wanted: list[int]
+) -> Sequence[Tensor | None]:
+    """Gradients of the given cases, stacked in front."""
+    by = [graph.theta[i] for i in wanted]
+    masked = [_one_row_each(u, jacobian.axis(i), rows, jacobian.rows) for i, u in enumerate(cotangents)]
+    try:
+        return jacobian.pull(graph, masked, by, batched=True)
+    except RuntimeError:  # some backward kernel cannot be batched: one case after the other
+        single = [jacobian.pull(graph, [m[k] for m in masked], by) for k in range(len(rows))]
+        return [None if any(g is None for g in c) else torch.stack(c) for c in zip(*single, strict=True)]
+
+
+def _one_row_each(u: Tensor, axis: RowAxis, rows: Tensor, count: int) -> Tensor:
+    """(cases, *u.shape): in entry k all of u but row rows[k] is zero."""
+    keep = torch.zeros(len(rows), count, dtype=u.dtype, device=u.device)
+    keep[torch.arange(len(rows)), rows] = 1
+    if axis.fold > 1:
+        keep = keep.repeat(1, axis.fold) if axis.minor else keep.repeat_interleave(axis.fold, 1)
+    shape = [len(rows)] + [1] * u.ndim
+    shape[1 + axis.axis] = keep.shape[1]
+    return keep.view(shape) * u
+
+
+def _probe(size: int, like: Tensor) -> Tensor:
+    """A fixed vector without structure, for comparing two matrices through one projection of each."""
+    angles = torch.arange(1, size + 1, dtype=torch.float64) * (math.sqrt(5) - 1) * math.pi
+    return angles.cos().to(like)
+
+
+def _close(found: float, expected: float, scale: float, dtype: torch.dtype) -> bool:
+    return abs(found - expected) <= math.sqrt(torch.finfo(dtype).eps) * (scale + abs(expected))
+
+
+def _equals(total: Tensor, size: Tensor) -> Callable[[Tensor], bool]:
+    def explains(gradient: Tensor) -> bool:
+        tolerance = math.sqrt(torch.finfo(total.dtype).eps) * (size.max() + gradient.abs().max())
+        return bool(((total - gradient).abs() <= tolerance).all())
+
+    return explains

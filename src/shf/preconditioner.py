@@ -1,0 +1,72 @@
+"""Diagonal preconditioners for CG: P = [diagonal + λ + w]^ξ, elementwise. No CG here."""
+
+import enum
+
+import torch
+from torch import Tensor
+
+from shf.cg import LinearMap, identity
+from shf.jacobian import Jacobian
+from shf.losses import LossExpansion, Reduction
+from shf.percase import CallAxes, squared_vjp
+from shf.randomness import generator
+
+
+class Preconditioner(enum.Enum):
+    """What stands on the diagonal of P."""
+
+    EMPIRICAL_FISHER = "empirical-fisher"
+    """(1/B) Σ_j (∇L_j)², Martens' choice and the paper's. For a sum over rows, B times that."""
+    JACOBI = "jacobi"
+    """An unbiased estimate of diag(J'L''J): squares of J_j'S_jξ_j with S S' = L'' and ξ = ±1 (Chapelle & Erhan, 2011)."""
+    NONE = None
+    """P = 1."""
+
+
+def gradient_and_diagonal(
+    kind: Preconditioner,
+    jacobian: Jacobian,
+    expansion: LossExpansion,
+    reduction: Reduction,
+    axes: CallAxes | None,
+    seed: int,
+) -> tuple[Tensor, Tensor | None]:
+    """∇L = J'∂L/∂z and the diagonal of P before damping, from passes over the same graph.
+
+    Args:
+        jacobian: J on the gradient batch.
+        expansion: L at its outputs.
+        axes: see `squared_vjp`.
+        seed: of the signs ξ.
+    """
+    if kind is Preconditioner.NONE:
+        return jacobian.vjp(expansion.gradient), None
+    if kind is Preconditioner.EMPIRICAL_FISHER:
+        gradient, squares = squared_vjp(jacobian, expansion.gradient, axes=axes)
+        # ∂L/∂z of a mean carries 1/B for each case: B² / B makes (1/B) Σ (∇L_j)² of it.
+        return gradient, squares.mul_(jacobian.rows) if reduction is Reduction.MEAN else squares
+    root = expansion.hessian_root(lambda like: _signs(like, seed))
+    return jacobian.vjp(expansion.gradient), squared_vjp(jacobian, root, axes=axes)[1]
+
+
+def _signs(like: Tensor, seed: int) -> Tensor:
+    """Independent ±1."""
+    source = generator(like.device, seed)
+    return torch.empty_like(like).bernoulli_(0.5, generator=source).mul_(2).sub_(1)
+
+
+def solve_diagonal(diagonal: Tensor | None, damping: float, decay: Tensor | None, exponent: float) -> LinearMap:
+    """r ↦ P⁻¹r with P = [diagonal + λ + w]^ξ; the result is overwritten by the next call."""
+    if diagonal is None:
+        return identity
+    inverse = damped_diagonal(diagonal, damping, decay, exponent).reciprocal_()
+    out = torch.empty_like(inverse)
+    return lambda r: torch.mul(r, inverse, out=out)
+
+
+def damped_diagonal(diagonal: Tensor, damping: float, decay: Tensor | None, exponent: float) -> Tensor:
+    """P itself."""
+    shifted = diagonal + damping
+    if decay is not None:
+        shifted += decay
+    return shifted.pow_(exponent)

@@ -1,0 +1,185 @@
+"""Algorithm 1 of the paper as one function over flat vectors. It reads nothing but its arguments and writes nothing."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from shf.cg import CGStop, LinearMap, conjugate_gradient, keep_all, never
+from shf.config import Config
+from shf.damping import adapt_damping, reduction_ratio
+from shf.search import Backtracking, Choice, Rate, backtrack, line_search
+
+
+@dataclass(frozen=True)
+class State:
+    """What one iteration hands to the next.
+
+    Attributes:
+        delta: δ^ζ, the last CG iterate of the previous iteration (not the chosen one); None before the first.
+        damping: λ.
+        cg_decay: γ of this epoch.
+        update_scale: β of this epoch.
+    """
+
+    delta: Tensor | None
+    damping: float
+    cg_decay: float
+    update_scale: float
+
+
+@dataclass(frozen=True)
+class StepInfo:
+    """What happened in one step, in Python numbers.
+
+    Attributes:
+        loss_before: f_0 = f(θ) on this batch with this step's masks, weight decay included.
+        loss_after: f(θ + αδ) on the same batch and masks, before β and clipping; f_0 where the step was rejected.
+        gradient_norm: ‖∇f(θ)‖.
+        reduction_ratio: ρ; -inf where f rose or the model promised no descent.
+        damping: the λ used in this step.
+        step_size: α; 0 where the step was rejected.
+        chosen_iterate: number of the CG iterate that was taken, from 1; 0 if none had a finite objective.
+        cg_steps: CG iterations done.
+        cg_stop: why CG ended.
+        accepted: whether the parameters moved.
+        evaluations: objective evaluations of this step besides the gradient's own.
+        gradients: gradient passes.
+        products: Gauss-Newton products.
+    """
+
+    loss_before: float
+    loss_after: float
+    gradient_norm: float
+    reduction_ratio: float
+    damping: float
+    step_size: float
+    chosen_iterate: int
+    cg_steps: int
+    cg_stop: CGStop
+    accepted: bool
+    evaluations: int
+    gradients: int
+    products: int
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """f(θ), ∇f(θ) and the preconditioner λ ↦ (r ↦ P⁻¹r), all on the gradient batch."""
+
+    value: float
+    gradient: Tensor
+    preconditioner: Callable[[float], LinearMap]
+
+
+class Problem(Protocol):
+    """One iteration's objective: its batches, its masks, its network at θ."""
+
+    def expand(self) -> Expansion:
+        """f, ∇f and the preconditioner at θ, on X^g."""
+
+    def curvature(self) -> LinearMap:
+        """v ↦ Bv at θ, on X^c, undamped."""
+
+    def value(self, theta: Tensor) -> float:
+        """f at another θ, on X^g."""
+
+
+@dataclass(frozen=True)
+class Solver:
+    """The rules of CG: which iterates to keep, and when to stop before ζ."""
+
+    keep: Callable[[int], bool] = keep_all
+    stop: Callable[[Sequence[float]], bool] = never
+
+
+SHORT_RUNS = Solver()
+"""§4.1: always ζ iterations, all iterates kept."""
+
+
+@torch.no_grad()
+def shf_step(
+    problem: Problem, theta: Tensor, state: State, config: Config, solver: Solver = SHORT_RUNS
+) -> tuple[Tensor, State, StepInfo]:
+    """One iteration: θ, δ_{k-1} and λ in; θ, δ_k and λ out.
+
+    Args:
+        problem: f on the gradient batch X^g, B on the curvature batch X^c, dropout units already sampled.
+        theta: θ, flat.
+        state: what the previous iteration left; the epoch's γ and β.
+        config: ζ, ξ, ω and the rest.
+        solver: CG's rules.
+    """
+    lam, gamma, beta = state.damping, state.cg_decay, state.update_scale
+    evaluations = 0
+
+    def f(delta: Tensor, rate: float = 1.0) -> float:
+        nonlocal evaluations
+        evaluations += 1
+        return problem.value(torch.add(theta, delta, alpha=rate))
+
+    # δ⁰ ← γ δ_{k-1}^ζ
+    start = state.delta * gamma if state.delta is not None and gamma > 0 else None
+
+    # f_{k-1}, ∇f, P on X^g
+    here = problem.expand()
+    f_old, grad = here.value, here.gradient
+
+    # Solve (B + λI) δ = -∇f by CG(δ⁰, ∇f, P, ζ), products on X^c
+    B = problem.curvature()
+    cg = conjugate_gradient(
+        lambda v: B(v).add_(v, alpha=lam),
+        grad.neg(),
+        start=start,
+        iterations=config.cg_iterations,
+        precondition=here.preconditioner(lam),
+        keep=solver.keep,
+        stop=solver.stop,
+    )
+
+    # CG backtracking: f_k, δ_k
+    choice = backtrack(lambda j: f(cg.iterates[j]), len(cg.iterates), Backtracking(config.backtracking))
+    if choice.index is None:
+        rho, rate, number, theta_next = -math.inf, Rate(0.0, f_old), 0, theta
+    else:
+        delta, number = cg.iterates[choice.index], cg.numbers[choice.index]
+        # ρ ← (f_k - f_{k-1}) / (½ δ'Bδ + ∇f'δ): CG's value is the damped model's, ½λδ'δ above
+        undamped = cg.values[choice.index] - 0.5 * lam * torch.dot(delta, delta).item()
+        rho = reduction_ratio(choice.value, f_old, undamped)
+        rate = _line_search(f, delta, f_old, choice, torch.dot(grad, delta).item(), config.line_search_steps)
+        # θ ← θ + β α δ
+        theta_next = torch.add(theta, delta, alpha=beta * rate.alpha) if rate.alpha else theta
+
+    accepted = rate.alpha > 0 and bool(torch.isfinite(theta_next).all())
+    info = StepInfo(
+        loss_before=f_old,
+        loss_after=rate.value if accepted else f_old,
+        gradient_norm=torch.linalg.vector_norm(grad).item(),
+        reduction_ratio=rho,
+        damping=lam,
+        step_size=rate.alpha if accepted else 0.0,
+        chosen_iterate=number,
+        cg_steps=cg.steps,
+        cg_stop=cg.stop,
+        accepted=accepted,
+        evaluations=evaluations,
+        gradients=1,
+        products=cg.products,
+    )
+    # ρ < ¼ raises λ, ρ > ¾ lowers it
+    after = replace(state, delta=_finite(cg.last), damping=adapt_damping(lam, rho, config.damping_factor))
+    return theta_next if accepted else theta, after, info
+
+
+def _line_search(
+    f: Callable[[Tensor, float], float], delta: Tensor, f_old: float, choice: Choice, slope: float, steps: int
+) -> Rate:
+    return line_search(lambda alpha: f(delta, alpha), f_old, choice.value, slope, steps=steps)
+
+
+def _finite(delta: Tensor) -> Tensor | None:
+    """δ for the next warm start; none if it is not usable."""
+    return delta if bool(torch.isfinite(delta).all()) else None

@@ -1,0 +1,34 @@
+"""Nested tuples, lists and mappings of tensors: what models take and return."""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+
+def leaves(tree: Any) -> list[Tensor]:
+    """The tensors of a structure, in order; everything else is passed over."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, Mapping):
+        return [leaf for value in tree.values() for leaf in leaves(value)]
+    if isinstance(tree, tuple | list):
+        return [leaf for value in tree for leaf in leaves(value)]
+    return []
+
+
+def map_leaves(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    """The same structure with `function` applied to each tensor, in the order of `leaves`."""
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, Mapping):
+        result: Any = dict(tree) if not hasattr(tree, "__setitem__") else copy.copy(tree)
+        for key in list(tree):
+            result[key] = map_leaves(function, tree[key])
+        return result
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(map_leaves(function, value) for value in tree))
+    if isinstance(tree, tuple | list):
+        return type(tree)(map_leaves(function, value) for value in tree)
+    return tree
