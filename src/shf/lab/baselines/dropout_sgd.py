@@ -1,0 +1,112 @@
+"""Dropout SGD as the paper compares with it (Hinton et al. 2012): large decaying rate, rising momentum, max-norm weights."""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from shf.lab.baselines.objective import Objective
+from shf.lab.baselines.protocol import Loss, MethodSpec, Settings, State, costs
+from shf.lab.models import incoming_weights, weight_layers
+
+
+@dataclass(frozen=True)
+class DropoutSGDSettings:
+    """The schedules, by epoch e counted from 0.
+
+    Attributes:
+        learning_rate: a_0; a_e = a_0 · rate_decay^e.
+        rate_decay: per epoch.
+        first_momentum: p at epoch 0.
+        last_momentum: p from epoch `momentum_epochs` on; linear between.
+        momentum_epochs: how many epochs p rises.
+        max_norm: the bound on each unit's *squared* incoming norm; None for no bound.
+    """
+
+    learning_rate: float = 10.0
+    rate_decay: float = 0.998
+    first_momentum: float = 0.5
+    last_momentum: float = 0.99
+    momentum_epochs: int = 500
+    max_norm: float | None = 15.0
+
+    def __post_init__(self) -> None:
+        for name, holds, expected in (
+            ("learning_rate", self.learning_rate > 0, "above 0"),
+            ("rate_decay", 0 < self.rate_decay <= 1, "in (0, 1]"),
+            ("first_momentum", 0 <= self.first_momentum < 1, "in [0, 1)"),
+            ("last_momentum", 0 <= self.last_momentum < 1, "in [0, 1)"),
+            ("momentum_epochs", self.momentum_epochs >= 1, "at least 1"),
+            ("max_norm", self.max_norm is None or self.max_norm > 0, "above 0, or None"),
+        ):
+            if not holds:
+                raise ValueError(f"dropout-sgd({name}={getattr(self, name)!r}): must be {expected}")
+
+    def rate(self, epoch: int) -> float:
+        return self.learning_rate * self.rate_decay**epoch
+
+    def momentum(self, epoch: int) -> float:
+        done = min(epoch / self.momentum_epochs, 1.0)
+        return (1.0 - done) * self.first_momentum + done * self.last_momentum
+
+
+class DropoutSGD:
+    """Δθ ← p Δθ - (1-p) a ∇f;  θ ← θ + Δθ;  then every unit with Σ w² > max_norm is scaled back to the bound.
+
+    torch's SGD keeps the sum of gradients and multiplies by the present rate; here the rate is inside the sum.
+    """
+
+    def __init__(self, objective: Objective, settings: DropoutSGDSettings) -> None:
+        self.objective, self.settings = objective, settings
+        self.deltas = [torch.zeros_like(p) for p in objective.parameters]
+        self.epoch = 0
+
+    @torch.no_grad()
+    def step(self, inputs: Any, targets: Any) -> dict[str, float]:
+        a, p = self.settings.rate(self.epoch), self.settings.momentum(self.epoch)
+        with torch.enable_grad():
+            f, gradients = self.objective.gradient(inputs, targets)
+        for theta, delta, g in zip(self.objective.parameters, self.deltas, gradients, strict=True):
+            delta.mul_(p).add_(g, alpha=-(1.0 - p) * a)
+            theta.add_(delta)
+        if self.settings.max_norm is not None:
+            clip_incoming_(self.objective.model, self.settings.max_norm)
+        return {"objective": f, "learning_rate": a, "momentum": p, **costs(gradients=1)}
+
+    def next_epoch(self) -> None:
+        self.epoch += 1
+
+    def state_dict(self) -> State:
+        return copy.deepcopy({"deltas": self.deltas, "epoch": self.epoch, "stream": self.objective.stream})
+
+    def load_state_dict(self, state: State) -> None:
+        state = copy.deepcopy(state)
+        self.deltas, self.epoch, self.objective.stream = state["deltas"], state["epoch"], state["stream"]
+
+
+@torch.no_grad()
+def clip_incoming_(model: nn.Module, max_norm: float) -> None:
+    """Scales every unit of every linear layer whose squared incoming norm exceeds `max_norm` back to it."""
+    for layer in weight_layers(model):
+        weights = incoming_weights(layer)
+        weights.copy_(torch.renorm(weights, p=2, dim=0, maxnorm=max_norm**0.5))
+
+
+def _build(model: nn.Module, loss: Loss, settings: Settings) -> DropoutSGD:
+    own = {key: value for key, value in settings.items() if key not in ("weight_decay", "seed")}
+    objective = Objective(model, loss, weight_decay=settings["weight_decay"], seed=settings["seed"])
+    return DropoutSGD(objective, DropoutSGDSettings(**own))
+
+
+def _spec(name: str, summary: str, dropout: str) -> MethodSpec:
+    defaults = {**vars(DropoutSGDSettings()), "weight_decay": 0.0, "seed": 0}
+    grid = {"learning_rate": (10.0, 3.0, 1.0, 0.3, 0.1)}
+    return MethodSpec(name, summary, _build, defaults, grid, batch=100, dropout=dropout)
+
+
+SPECS: tuple[MethodSpec, ...] = (
+    _spec("dropout-sgd-all", "SGD with dropout on the inputs and all hidden layers, max-norm weights", "all"),
+    _spec("dropout-sgd-last", "SGD with dropout on the inputs and the last hidden layer, max-norm weights", "last"),
+)

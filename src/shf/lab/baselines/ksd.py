@@ -1,0 +1,253 @@
+"""Krylov subspace descent (Vinyals & Povey 2012): a small subspace from curvature, BFGS inside it, no damping.
+
+One iteration, over three sets of cases: the gradient g and the diagonal D of the empirical Fisher matrix over all of the
+data; the subspace spanned by D⁻¹g, (D⁻¹B)D⁻¹g, … with products on one batch, and by the previous direction; and BFGS over
+its coefficients on another batch.
+"""
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.optimize
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+import shf
+from shf.batching import Batch
+from shf.cg import LinearMap
+from shf.lab.baselines.objective import Objective
+from shf.lab.baselines.protocol import Loss, MethodSpec, Settings, State, costs
+from shf.layout import find_layout
+from shf.losses import Loss as CoreLoss
+from shf.network import Network, twice_differentiable_kernels
+from shf.objective import Objective as CoreObjective
+from shf.objective import Settings as CoreSettings
+from shf.randomness import mix, preserved_global_state
+
+Vector = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class KSDSettings:
+    """
+    Attributes:
+        dimensions: K, of the Krylov subspace; the previous direction comes on top.
+        floor: ε: entries of D and eigenvalues of the subspace's curvature are at least ε times the largest.
+        bfgs_iterations: at most so many in one step.
+    """
+
+    dimensions: int = 20
+    floor: float = 1e-4
+    bfgs_iterations: int = 20
+
+    def __post_init__(self) -> None:
+        for name, holds, expected in (
+            ("dimensions", self.dimensions >= 1, "at least 1"),
+            ("floor", 0 < self.floor < 1, "in (0, 1)"),
+            ("bfgs_iterations", self.bfgs_iterations >= 1, "at least 1"),
+        ):
+            if not holds:
+                raise ValueError(f"ksd({name}={getattr(self, name)!r}): must be {expected}")
+
+
+@dataclass(frozen=True)
+class Subspace:
+    """An orthonormal basis V, (k, n), and the curvature V B V' in it, (k, k)."""
+
+    basis: Tensor
+    curvature: Tensor
+
+    @property
+    def products(self) -> int:
+        return len(self.basis)
+
+
+@torch.no_grad()
+def krylov_subspace(
+    product: LinearMap, gradient: Tensor, diagonal: Tensor, dimensions: int, previous: Tensor | None
+) -> Subspace:
+    """The span of (D⁻¹B)^i D⁻¹g for i < K and of the previous direction, orthonormalised in this order.
+
+    It is smaller where a vector depends on those before it: the Krylov space is exhausted then.
+
+    Args:
+        product: v ↦ Bv.
+        gradient: g.
+        diagonal: D.
+        dimensions: K.
+        previous: the direction of the last step, None before the first.
+    """
+    basis: list[Tensor] = []
+    images: list[Tensor] = []
+    candidate: Tensor | None = gradient / diagonal
+    while candidate is not None:
+        v = _orthonormal(candidate, basis)
+        if v is not None:
+            basis.append(v)
+            images.append(product(v))
+        if v is not None and len(basis) < dimensions:
+            candidate = images[-1] / diagonal
+        else:
+            candidate, previous = previous, None
+    V, W = torch.stack(basis), torch.stack(images)
+    H = (V @ W.T).double()
+    return Subspace(V, 0.5 * (H + H.T))
+
+
+def _orthonormal(u: Tensor, basis: list[Tensor]) -> Tensor | None:
+    """u without its components along the basis, with length 1; None if nothing but rounding is left of it.
+
+    Projected twice: once is not enough in float32 for nearly dependent vectors.
+    """
+    size = torch.linalg.vector_norm(u)
+    for _ in range(2):
+        for v in basis:
+            u = u - torch.dot(u, v) * v
+    left = torch.linalg.vector_norm(u)
+    return None if left <= 1e-4 * size else u / left
+
+
+def minimise(
+    function: Callable[[Vector], tuple[float, Vector]], curvature: Tensor, *, floor: float, iterations: int
+) -> Vector:
+    """Coefficients a that (nearly) minimise a function of few variables, by BFGS from a = 0.
+
+    The coordinates are t = C'a with CC' = H, the curvature with its eigenvalues floored, so that BFGS starts with a matrix
+    that is right if H is: its first step is Newton's. If BFGS does not get below f(0), a = 0.
+    """
+    eigenvalues, U = np.linalg.eigh(curvature.numpy())
+    top = eigenvalues[-1]
+    scales = np.sqrt(np.maximum(eigenvalues, floor * top)) if top > 0 else np.ones_like(eigenvalues)
+    to_a = U / scales  # a = U diag(λ)^(-1/2) t: a square root of H⁻¹ serves as well as Cholesky's
+
+    def scaled(t: Vector) -> tuple[float, Vector]:
+        f, gradient = function(to_a @ t)
+        return (f, to_a.T @ gradient) if np.isfinite(f) else (np.inf, np.zeros_like(t))
+
+    start = np.zeros(len(curvature))
+    found = scipy.optimize.minimize(scaled, start, jac=True, method="BFGS", options={"maxiter": iterations})
+    better = np.isfinite(found.x).all() and found.fun < function(start)[0]
+    best: Vector = to_a @ found.x if better else start
+    return best
+
+
+class KSD:
+    """Krylov subspace descent on all batches of a data set.
+
+    The Krylov batch of iteration k is batch k of the data, the BFGS batch the one after it. With dropout each set of cases
+    has masks of its own, drawn once per iteration.
+    """
+
+    def __init__(self, objective: Objective, settings: KSDSettings, *, seed: int) -> None:
+        self.objective, self.settings, self.seed = objective, settings, seed
+        self.network = Network(objective.model, objective.parameters)
+        self.loss = CoreLoss(objective.loss)
+        self.previous: Tensor | None = None
+        self.iteration = 0
+
+    @torch.no_grad()
+    def step(self, inputs: Iterable[tuple[Any, Any]], targets: Any = None) -> dict[str, float]:
+        theta = self.network.theta()
+        f, g, D, count = self._expand(inputs, theta)
+        k, settings = self.iteration, self.settings
+        subspace = krylov_subspace(self._product(_nth(inputs, k % count)), g, D, settings.dimensions, self.previous)
+        batch, evaluations = _nth(inputs, (k + 1) % count), 0
+
+        def on_batch(a: Vector) -> tuple[float, Vector]:
+            nonlocal evaluations
+            point = theta + torch.from_numpy(a).to(theta) @ subspace.basis
+            value, gradient = self._gradient(point, batch, replay=evaluations > 0)
+            evaluations += 1
+            return value, (subspace.basis @ gradient).double().numpy()
+
+        try:
+            a = minimise(on_batch, subspace.curvature, floor=settings.floor, iterations=settings.bfgs_iterations)
+        finally:
+            self._assign(theta)
+        direction = torch.from_numpy(a).to(theta) @ subspace.basis
+        self._assign(theta + direction)
+        self.previous = direction if bool(direction.any()) else None
+        self.iteration += 1
+        account = costs(gradients=count + evaluations, products=subspace.products)
+        return {"objective": f, "dimensions": float(len(subspace.basis)), **account}
+
+    def _expand(self, batches: Iterable[tuple[Any, Any]], theta: Tensor) -> tuple[float, Tensor, Tensor, int]:
+        """f, g and D on all of the data, and the number of batches. Means over cases, decay included."""
+        value, rows, count = 0.0, 0, 0
+        gradient, diagonal = torch.zeros_like(theta), torch.zeros_like(theta)
+        with preserved_global_state(), torch.enable_grad(), twice_differentiable_kernels(theta.device):
+            for inputs, targets in batches:
+                batch, seed = Batch.of(inputs, targets), mix(self.seed, self.iteration, count)
+                layout = find_layout(self.network, batch, seed)
+                part = CoreObjective(self.network, self.loss, batch, layout, seed=seed, settings=CoreSettings())
+                f, g, d = part.data_terms()
+                assert d is not None
+                value, rows, count = value + batch.rows * f, rows + batch.rows, count + 1
+                gradient.add_(g, alpha=batch.rows)
+                diagonal.add_(d, alpha=batch.rows)
+        if not rows:
+            raise ValueError("there are no batches: expected a re-iterable of (inputs, targets) with at least one pair")
+        decay = self._decay()
+        value = value / rows + 0.5 * torch.dot(decay * theta, theta).item()
+        diagonal /= rows
+        floor = self.settings.floor * diagonal.max().clamp_min(torch.finfo(theta.dtype).tiny)
+        return value, gradient / rows + decay * theta, diagonal.clamp_min_(floor), count
+
+    def _product(self, batch: tuple[Any, Any]) -> LinearMap:
+        """v ↦ Bv on one batch, decay included."""
+        seed, decay = mix(self.seed, self.iteration, -1), self._decay()
+        inner = shf.gauss_newton_product(
+            self.objective.model, self.objective.loss, *batch, params=self.objective.parameters, seed=seed
+        )
+        return lambda v: inner(v).addcmul_(decay, v)
+
+    def _gradient(self, theta: Tensor, batch: tuple[Any, Any], *, replay: bool) -> tuple[float, Tensor]:
+        self._assign(theta)
+        with torch.enable_grad():
+            f, gradients = self.objective.gradient(*batch, replay=replay)
+        return f, parameters_to_vector(gradients)
+
+    def _decay(self) -> Tensor:
+        w = self.objective.weight_decay
+        return torch.cat([torch.full_like(p, w if p.ndim >= 2 else 0.0).flatten() for p in self.objective.parameters])
+
+    def _assign(self, theta: Tensor) -> None:
+        vector_to_parameters(theta, self.objective.parameters)
+
+    def next_epoch(self) -> None:
+        """Nothing here goes by epochs."""
+
+    def state_dict(self) -> State:
+        return copy.deepcopy({"previous": self.previous, "iteration": self.iteration, "stream": self.objective.stream})
+
+    def load_state_dict(self, state: State) -> None:
+        state = copy.deepcopy(state)
+        self.previous, self.iteration = state["previous"], state["iteration"]
+        self.objective.stream = state["stream"]
+
+
+def _nth(batches: Iterable[tuple[Any, Any]], n: int) -> tuple[Any, Any]:
+    return next(islice(batches, n, None))
+
+
+def _build(model: nn.Module, loss: Loss, settings: Settings) -> KSD:
+    own = {key: value for key, value in settings.items() if key not in ("weight_decay", "seed")}
+    objective = Objective(model, loss, weight_decay=settings["weight_decay"], seed=settings["seed"])
+    return KSD(objective, KSDSettings(**own), seed=settings["seed"])
+
+
+SPECS: tuple[MethodSpec, ...] = (
+    MethodSpec(
+        "ksd",
+        "Krylov subspace descent (Vinyals & Povey): BFGS in a subspace from curvature products",
+        _build,
+        {**vars(KSDSettings()), "weight_decay": 0.0, "seed": 0},
+        reads_batches=True,
+    ),
+)

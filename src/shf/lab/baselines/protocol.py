@@ -1,0 +1,83 @@
+"""What the laboratory asks of an optimizer, whatever its kind."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+Loss = Callable[[Any, Any], Tensor]
+Settings = Mapping[str, Any]
+State = dict[str, Any]
+
+
+class Method(Protocol):
+    """An optimizer at work on one model.
+
+    `step` reports "objective" (the training objective on what the step saw, before its update) and what it cost, each
+    counted in passes over one batch: "gradients", "evaluations" (objective alone) and curvature "products".
+    The state is plain data: it survives ``torch.save`` and ``torch.load(weights_only=True)`` and goes on exactly where
+    it was, random draws included. The model's parameters are not part of it.
+    """
+
+    def step(self, inputs: Any, targets: Any) -> dict[str, float]:
+        """One update from a batch. Methods that read batches (`MethodSpec.reads_batches`) are given a re-iterable of
+        (inputs, targets) pairs in place of `inputs`, and may be given the curvature batch, such a pair or None, in place
+        of `targets`."""
+        ...
+
+    def next_epoch(self) -> None:
+        """An epoch has ended: schedules advance."""
+        ...
+
+    def state_dict(self) -> State: ...
+
+    def load_state_dict(self, state: State) -> None: ...
+
+
+@dataclass(frozen=True)
+class MethodSpec:
+    """A method of the registry.
+
+    Attributes:
+        name: what a user types.
+        summary: one line.
+        factory: builds it from a model, a loss and complete settings.
+        defaults: every setting it knows, with its value unless chosen otherwise.
+        grid: the values that tuning tries, by setting; empty where there is nothing to tune.
+        batch: rows of the batch it wants: "experiment" (the experiment's gradient batch) or a number.
+        reads_batches: whether one step sees all batches of the training data.
+        initialisation: the initialisation that is part of the method's definition, if one is.
+        dropout: where it drops hidden units ("last" or "all"), if that is part of its definition.
+    """
+
+    name: str
+    summary: str
+    factory: Callable[[nn.Module, Loss, Settings], Method]
+    defaults: Settings
+    grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    batch: str | int = "experiment"
+    reads_batches: bool = False
+    initialisation: str | None = None
+    dropout: str | None = None
+
+    def complete(self, settings: Settings) -> dict[str, Any]:
+        """The defaults with some settings replaced.
+
+        Raises:
+            ValueError: if the method has no setting of that name.
+        """
+        unknown = sorted(set(settings) - set(self.defaults))
+        if unknown:
+            known = ", ".join(sorted(self.defaults))
+            raise ValueError(f"{self.name} has no setting {', '.join(map(repr, unknown))}; its settings are: {known}")
+        return {**self.defaults, **settings}
+
+    def build(self, model: nn.Module, loss: Loss, settings: Settings | None = None) -> Method:
+        """The method at work on `model`, with these settings in place of its defaults."""
+        return self.factory(model, loss, self.complete(settings or {}))
+
+
+def costs(*, gradients: float = 0, evaluations: float = 0, products: float = 0) -> dict[str, float]:
+    """The cost account of a step, in passes over one batch."""
+    return {"gradients": float(gradients), "evaluations": float(evaluations), "products": float(products)}

@@ -1,0 +1,99 @@
+"""The project's own optimizers behind the laboratory's protocol: SHF (the paper) and HF (Martens)."""
+
+import copy
+from collections.abc import Iterable
+from dataclasses import fields
+from itertools import islice
+from typing import Any
+
+from torch import nn
+
+import shf
+from shf.batching import count_rows
+from shf.lab.baselines.protocol import Loss, MethodSpec, Settings, State, costs
+
+
+class SHFMethod:
+    """`shf.SHF`. Products are counted by rows: one on a tenth of the batch is a tenth of a pass."""
+
+    def __init__(self, optimizer: shf.SHF) -> None:
+        self.optimizer = optimizer
+
+    def step(self, inputs: Any, targets: Any) -> dict[str, float]:
+        before = _schedules(self.optimizer)
+        info = self.optimizer.step(inputs, targets)
+        rows, curvature = count_rows(inputs), self.optimizer.config.curvature_batch
+        share = 1.0 if curvature is None else min(curvature / rows, 1.0)
+        account = costs(gradients=info.gradients, evaluations=info.evaluations, products=share * info.products)
+        return {**_report(info), **before, **account}
+
+    def next_epoch(self) -> None:
+        self.optimizer.next_epoch()
+
+    def state_dict(self) -> State:
+        return copy.deepcopy(self.optimizer.state_dict())
+
+    def load_state_dict(self, state: State) -> None:
+        self.optimizer.load_state_dict(copy.deepcopy(state))
+
+
+class HFMethod:
+    """`shf.HF`. Unless given one, the curvature batch of step k is batch k of the data, in turn."""
+
+    def __init__(self, optimizer: shf.HF) -> None:
+        self.optimizer = optimizer
+        self.steps = 0
+
+    def step(self, inputs: Iterable[tuple[Any, Any]], targets: Any = None) -> dict[str, float]:
+        before, count = _schedules(self.optimizer), sum(1 for _ in inputs)
+        curvature = next(islice(inputs, self.steps % count, None)) if targets is None and count else targets
+        info = self.optimizer.step(inputs, curvature)
+        self.steps += 1
+        account = costs(gradients=count * info.gradients, evaluations=count * info.evaluations, products=info.products)
+        return {**_report(info), **before, **account}
+
+    def next_epoch(self) -> None:
+        self.optimizer.next_epoch()
+
+    def state_dict(self) -> State:
+        return copy.deepcopy({"optimizer": self.optimizer.state_dict(), "steps": self.steps})
+
+    def load_state_dict(self, state: State) -> None:
+        state = copy.deepcopy(state)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.steps = state["steps"]
+
+
+def _schedules(optimizer: shf.SHF) -> dict[str, float]:
+    """γ and β as the next step will use them."""
+    return {"cg_decay": optimizer.cg_decay, "update_scale": optimizer.update_scale}
+
+
+def _report(info: shf.StepInfo) -> dict[str, float]:
+    """What a step tells, in numbers under the laboratory's names."""
+    names = ("loss_after", "gradient_norm", "reduction_ratio", "damping", "step_size", "chosen_iterate", "cg_steps")
+    return {
+        "objective": info.loss_before,
+        **{name: float(getattr(info, name)) for name in names},
+        "accepted": float(info.accepted),
+    }
+
+
+def _shf(model: nn.Module, loss: Loss, settings: Settings) -> SHFMethod:
+    return SHFMethod(shf.SHF(model, loss, **settings))
+
+
+def _hf(model: nn.Module, loss: Loss, settings: Settings) -> HFMethod:
+    return HFMethod(shf.HF(model, loss, **settings))
+
+
+def _defaults(config: type[shf.Config]) -> dict[str, Any]:
+    return {**{f.name: f.default for f in fields(config)}, "weight_decay": 0.0, "seed": 0}
+
+
+SPECS: tuple[MethodSpec, ...] = (
+    MethodSpec("shf", "stochastic Hessian-free optimization (the paper's)", _shf, _defaults(shf.Config)),
+    MethodSpec(
+        "hf", "Hessian-free optimization (Martens), full batch", _hf, _defaults(shf.HFConfig), reads_batches=True
+    ),
+)

@@ -1,0 +1,179 @@
+"""vSGD-fd: learning rates per parameter that set themselves (Schaul & LeCun 2013, after Schaul, Zhang & LeCun 2013).
+
+The rate that minimises the expected loss of one noisy quadratic is η = E[∇]² / (h E[∇²]). Every parameter keeps running
+averages of ∇, ∇², h and h², over a memory of τ updates that shrinks while the gradient is consistent and grows when it is
+noise. h is the difference of two gradients on the same batch, the second with all parameters shifted by the averaged
+gradient, so no second backward pass is needed and any network will do.
+
+The published algorithm averages over the n cases of a batch. Here a whole batch is one draw (n = 1): the variance of its
+gradient is the variance that the update has, and per-case gradients are not needed.
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from shf.lab.baselines.objective import Objective
+from shf.lab.baselines.protocol import Loss, MethodSpec, Settings, State, costs
+
+
+@dataclass(frozen=True)
+class VSGDSettings:
+    """
+    Attributes:
+        slow_start: C, the factor by which the first averages of ∇², h and h² are overestimated, so that rates begin small.
+        first_samples: batches that are averaged before the first update.
+        outlier: standard deviations beyond which a gradient or curvature makes its parameter's memory longer.
+        epsilon: keeps divisions finite where a parameter has no gradient.
+    """
+
+    slow_start: float = 10.0
+    first_samples: int = 10
+    outlier: float = 2.0
+    epsilon: float = 1e-12
+
+    def __post_init__(self) -> None:
+        for name, holds, expected in (
+            ("slow_start", self.slow_start >= 1, "at least 1"),
+            ("first_samples", self.first_samples >= 2, "at least 2"),
+            ("outlier", self.outlier > 0, "above 0"),
+            ("epsilon", self.epsilon > 0, "above 0"),
+        ):
+            if not holds:
+                raise ValueError(f"vsgd({name}={getattr(self, name)!r}): must be {expected}")
+
+
+@dataclass
+class Averages:
+    """Running averages, flat over all parameters.
+
+    Attributes:
+        g: of the gradient.
+        v: of its square.
+        h: of the curvature.
+        u: of its square.
+        tau: the memory, in updates.
+    """
+
+    g: Tensor
+    v: Tensor
+    h: Tensor
+    u: Tensor
+    tau: Tensor
+
+    def update_(self, gradient: Tensor, curvature: Tensor, settings: VSGDSettings) -> None:
+        """Takes in one sample; where it is an outlier the memory is lengthened first."""
+        k = settings.outlier**2
+        odd = (gradient - self.g).square() > k * (self.v - self.g.square())
+        odd |= (curvature - self.h).square() > k * (self.u - self.h.square())
+        self.tau += odd
+        weight = 1.0 / self.tau
+        self.g.lerp_(gradient, weight)
+        self.v.lerp_(gradient.square(), weight)
+        self.h.lerp_(curvature, weight)
+        self.u.lerp_(curvature.square(), weight)
+
+    def consistency(self, epsilon: float) -> Tensor:
+        """g²/v in [0, 1]: 1 where all gradients agree, 0 where they are noise."""
+        return self.g.square() / (self.v + epsilon)
+
+    def rates(self, epsilon: float) -> Tensor:
+        """η = (h/u) · g²/v."""
+        return self.h / (self.u + epsilon) * self.consistency(epsilon)
+
+    def forget_(self, epsilon: float) -> None:
+        """τ ← (1 - g²/v) τ + 1."""
+        self.tau.mul_(1.0 - self.consistency(epsilon)).add_(1.0)
+
+
+class VSGD:
+    """θ ← θ - η ∇f with η from the running averages; two gradients per step, on the same batch and masks."""
+
+    def __init__(self, objective: Objective, settings: VSGDSettings) -> None:
+        self.objective, self.settings = objective, settings
+        zero = torch.zeros_like(parameters_to_vector(objective.parameters).detach())
+        self.averages = Averages(zero, zero.clone(), zero.clone(), zero.clone(), torch.ones_like(zero))
+        self.samples = 0
+
+    @torch.no_grad()
+    def step(self, inputs: Any, targets: Any) -> dict[str, float]:
+        f, gradient = self._gradient(inputs, targets)
+        shift = self.averages.g if self.samples else gradient
+        curvature = self._curvature(inputs, targets, gradient, shift)
+        self.samples += 1
+        if self.samples <= self.settings.first_samples:
+            self._begin(gradient, curvature)
+            return {"objective": f, "learning_rate": 0.0, **costs(gradients=2)}
+        averages, epsilon = self.averages, self.settings.epsilon
+        averages.update_(gradient, curvature, self.settings)
+        rates = averages.rates(epsilon)
+        averages.forget_(epsilon)
+        vector_to_parameters(parameters_to_vector(self.objective.parameters) - rates * gradient, self._parameters())
+        return {"objective": f, "learning_rate": rates.mean().item(), **costs(gradients=2)}
+
+    def _begin(self, gradient: Tensor, curvature: Tensor) -> None:
+        """Plain means over the first samples; the last of them turns on the overestimate."""
+        n, averages = self.samples, self.averages
+        for mean, sample in (
+            (averages.g, gradient),
+            (averages.v, gradient.square()),
+            (averages.h, curvature),
+            (averages.u, curvature.square()),
+        ):
+            mean.lerp_(sample, 1.0 / n)
+        if n == self.settings.first_samples:
+            averages.v.mul_(self.settings.slow_start)
+            averages.h.mul_(self.settings.slow_start)
+            averages.u.mul_(self.settings.slow_start**2)
+            averages.tau.fill_(n)
+
+    def _curvature(self, inputs: Any, targets: Any, gradient: Tensor, shift: Tensor) -> Tensor:
+        """|∇f(θ + shift) - ∇f(θ)| / |shift|, elementwise."""
+        theta = parameters_to_vector(self.objective.parameters)
+        vector_to_parameters(theta + shift, self._parameters())
+        try:
+            _, shifted = self._gradient(inputs, targets, replay=True)
+        finally:
+            vector_to_parameters(theta, self._parameters())
+        return (shifted - gradient).abs() / shift.abs().clamp_min(self.settings.epsilon)
+
+    def _gradient(self, inputs: Any, targets: Any, *, replay: bool = False) -> tuple[float, Tensor]:
+        with torch.enable_grad():
+            f, gradients = self.objective.gradient(inputs, targets, replay=replay)
+        return f, parameters_to_vector(gradients)
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return self.objective.parameters
+
+    def next_epoch(self) -> None:
+        """Nothing here goes by epochs."""
+
+    def state_dict(self) -> State:
+        return copy.deepcopy({**vars(self.averages), "samples": self.samples, "stream": self.objective.stream})
+
+    def load_state_dict(self, state: State) -> None:
+        state = copy.deepcopy(state)
+        self.samples, self.objective.stream = state.pop("samples"), state.pop("stream")
+        self.averages = Averages(**state)
+
+
+def _build(model: nn.Module, loss: Loss, settings: Settings) -> VSGD:
+    own = {key: value for key, value in settings.items() if key not in ("weight_decay", "seed")}
+    objective = Objective(model, loss, weight_decay=settings["weight_decay"], seed=settings["seed"])
+    return VSGD(objective, VSGDSettings(**own))
+
+
+SPECS: tuple[MethodSpec, ...] = (
+    MethodSpec(
+        "vsgd",
+        "vSGD-fd, learning rates that set themselves (Schaul & LeCun)",
+        _build,
+        {**vars(VSGDSettings()), "weight_decay": 0.0, "seed": 0},
+        {"slow_start": (2.0, 10.0, 100.0)},
+        batch=200,
+    ),
+)
