@@ -1,0 +1,34 @@
+"""Which rows make which gradient batch: a pure function of the seed and the epoch, so that a resumed run sees the same.
+
+The paper's batches are cut once and cycled every epoch; reshuffling cuts them anew every epoch. No model here.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# Keeps the order of the batches apart from the other things a seed decides (initial weights, dropout masks).
+_STREAM = 0x5EED_0001
+
+
+def batch_rows(cases: int, size: int, *, seed: int, epoch: int, reshuffle: bool = False) -> tuple[Tensor, ...]:
+    """The row numbers of every gradient batch of an epoch; the last batch holds the rest.
+
+    Args:
+        cases: rows of the training part.
+        size: rows of a batch; `cases` or more gives one batch.
+        seed: the run's seed.
+        epoch: counted from 0; matters only with `reshuffle`.
+        reshuffle: cut the batches anew every epoch instead of once.
+    """
+    if cases < 1 or size < 1:
+        raise ValueError(f"batch_rows(cases={cases}, size={size}): both must be at least 1")
+    generator = torch.Generator().manual_seed(_mix(seed, epoch if reshuffle else 0))
+    rows: tuple[Tensor, ...] = torch.split(torch.randperm(cases, generator=generator), size)
+    return rows
+
+
+def _mix(seed: int, epoch: int) -> int:
+    """One 63-bit seed from two numbers; neighbouring pairs do not collide (odd multipliers, modulo 2⁶³)."""
+    return (seed * 0x9E37_79B9_7F4A_7C15 + epoch * 0x2545_F491_4F6C_DD1D + _STREAM) % (1 << 63)

@@ -1,0 +1,99 @@
+"""What a network is worth: errors of a classifier, reconstruction errors of an autoencoder, and examples to look at.
+
+Autoencoder errors come in both units in use, always named: ``squared_error`` is ‖x-x̂‖² summed over pixels, mean over
+cases (Martens); ``half_squared_error`` is half of it (the author's program). Evaluation leaves the network's mode and
+all random generators as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from shf.batching import select_rows
+from shf.lab.data import Dataset
+from shf.lab.experiments import Task
+
+_CHUNK = 2000
+_MOST_SAMPLES = 24
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(training)
+
+
+def evaluate(
+    model: nn.Module, loss: Loss, task: Task, inputs: Tensor, targets: Tensor, *, cases: int | None = None
+) -> dict[str, float]:
+    """Loss and errors over the first `cases` cases (all by default), computed in chunks.
+
+    Returns:
+        ``loss`` (mean per case, no weight decay) and, for a classifier, ``errors`` and ``error_percent``; for an
+        autoencoder, ``squared_error`` and ``half_squared_error``.
+    """
+    rows = inputs.shape[0] if cases is None else min(cases, inputs.shape[0])
+    total_loss, total = 0.0, 0.0
+    with _evaluating(model):
+        for chunk in torch.split(torch.arange(rows), _CHUNK):
+            x, t = select_rows(inputs, chunk), select_rows(targets, chunk)
+            z = model(x)
+            total_loss += float(loss(z, t)) * len(chunk)
+            total += _wrong(z, t) if task is Task.CLASSIFIER else _squared_error(z, t)
+    mean = total / rows
+    if task is Task.CLASSIFIER:
+        return {"loss": total_loss / rows, "errors": total, "error_percent": 100.0 * mean}
+    return {"loss": total_loss / rows, "squared_error": mean, "half_squared_error": mean / 2}
+
+
+def _wrong(logits: Tensor, targets: Tensor) -> float:
+    return float((logits.argmax(1) != targets).sum())
+
+
+def _squared_error(logits: Tensor, targets: Tensor) -> float:
+    return float((logits.sigmoid() - targets).double().square().sum())
+
+
+def samples(model: nn.Module, task: Task, data: Dataset, pixels: Tensor) -> dict[str, NDArray[Any]]:
+    """Images for the report: reconstructions of test cases, or the first test digits that the network gets wrong.
+
+    Args:
+        data: what the network was trained on; its `image_shape` is None for data that are no images (nothing to show).
+        pixels: the test images as ink in [0, 1], before standardisation.
+    """
+    if data.image_shape is None:
+        return {}
+    with _evaluating(model):
+        if task is Task.AUTOENCODER:
+            rows = torch.linspace(0, len(pixels) - 1, min(_MOST_SAMPLES // 2, len(pixels))).long()
+            restored = model(data.test_inputs[rows]).sigmoid()
+            return {
+                "originals": _images(pixels[rows], data.image_shape),
+                "reconstructions": _images(restored, data.image_shape),
+            }
+        predictions = torch.cat([model(chunk).argmax(1) for chunk in torch.split(data.test_inputs, _CHUNK)])
+    rows = (predictions != data.test_targets).nonzero().flatten()[:_MOST_SAMPLES]
+    return {
+        "images": _images(pixels[rows], data.image_shape),
+        "labels": data.test_targets[rows].numpy().astype(np.int64),
+        "predictions": predictions[rows].numpy().astype(np.int64),
+    }
+
+
+def _images(rows: Tensor, shape: tuple[int, int]) -> NDArray[np.uint8]:
+    grey = (rows.clamp(0, 1) * 255).round().to(torch.uint8)
+    return grey.reshape(-1, *shape).numpy()

@@ -1,0 +1,269 @@
+"""The paper's experiments as data: what is learned, by which network, with which settings, and what the paper reports.
+
+Nothing here imports torch: ``shf list`` and the report read this file (or its copy in a run's record) without it.
+`shf.lab.problem` turns an `Experiment` into a model, a loss and data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+
+
+class ExperimentError(ValueError):
+    """A wrong name, option or value in the description of an experiment."""
+
+
+class Task(StrEnum):
+    CLASSIFIER = "classifier"
+    AUTOENCODER = "autoencoder"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One experiment at the paper's setting.
+
+    `sizes` are the layers of a classifier, or the encoder of an autoencoder (its decoder mirrors it). `metric` names
+    the column of an epoch's record that the experiment is judged by, smaller being better; `paper` holds the paper's
+    figure in that column, by method. `settings` are SHF's own; `shared_settings` (weight decay) go to every method
+    that knows them. `minutes` is what the whole experiment takes SHF on two cores, roughly.
+    """
+
+    name: str
+    summary: str
+    task: Task
+    data: str
+    sizes: tuple[int, ...]
+    epochs: int
+    gradient_batch: int
+    metric: str
+    figure: str
+    minutes: float
+    paper: Mapping[str, float] = field(default_factory=dict)
+    paper_note: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    shared_settings: Mapping[str, Any] = field(default_factory=dict)
+    data_options: Mapping[str, Any] = field(default_factory=dict)
+    input_dropout: float = 0.0
+    hidden_dropout: float = 0.0
+    initialisation: str = "sparse"
+    bias: float = 0.0
+    initialisation_scale: float = 1.0
+    reshuffle: bool = False
+    evaluation_cases: int | None = None
+
+    def __post_init__(self) -> None:
+        _check(self.name, "epochs", self.epochs, self.epochs >= 1, "at least 1")
+        _check(self.name, "gradient_batch", self.gradient_batch, self.gradient_batch >= 1, "at least 1")
+        _check(self.name, "sizes", self.sizes, len(self.sizes) >= 2 and min(self.sizes) >= 1, "two or more layer sizes")
+        for option in ("input_dropout", "hidden_dropout"):
+            rate = getattr(self, option)
+            _check(self.name, option, rate, 0.0 <= rate < 1.0, "in [0, 1)")
+        allowed = ("sparse", "normalised", "torch")
+        _check(self.name, "initialisation", self.initialisation, self.initialisation in allowed, f"one of {allowed}")
+
+    def with_options(self, options: Mapping[str, Any]) -> Experiment:
+        """The same experiment with some of `OPTIONS` replaced."""
+        for name in options:
+            if name not in OPTIONS:
+                raise ExperimentError(f"experiment option {name!r} is unknown; {suggest(name, OPTIONS)}")
+        return dataclasses.replace(self, **options)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data from which `from_json` builds the same experiment."""
+        return {**dataclasses.asdict(self), "task": self.task.value, "sizes": list(self.sizes)}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Experiment:
+        known = {f.name for f in dataclasses.fields(cls)}
+        unknown = sorted(set(record) - known)
+        if unknown:
+            raise ExperimentError(f"the recorded experiment has fields this version does not know: {unknown}")
+        try:
+            return cls(**{**record, "task": Task(record["task"]), "sizes": tuple(record["sizes"])})
+        except (KeyError, TypeError, ValueError) as error:
+            raise ExperimentError(f"the recorded experiment cannot be read: {error}") from error
+
+
+# What `--set` may change in an experiment; every other name is a setting of the method.
+OPTIONS: tuple[str, ...] = (
+    "gradient_batch",
+    "input_dropout",
+    "hidden_dropout",
+    "initialisation",
+    "bias",
+    "initialisation_scale",
+    "reshuffle",
+    "evaluation_cases",
+)
+
+
+def find(name: str) -> Experiment:
+    """The registered experiment of that name; an unknown name is answered with the nearest known one."""
+    try:
+        return EXPERIMENTS[name]
+    except KeyError:
+        raise ExperimentError(f"experiment {name!r} is unknown; {suggest(name, EXPERIMENTS)}") from None
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """'did you mean …' with the nearest of the known names, then all of them."""
+    names = sorted(known)
+    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    question = f"did you mean {nearest[0]!r}? " if nearest else ""
+    return f"{question}known: {', '.join(names)}"
+
+
+def _check(experiment: str, option: str, value: object, holds: bool, expected: str) -> None:
+    if not holds:
+        raise ExperimentError(f"{experiment}: {option}={value!r}: must be {expected}")
+
+
+_CLASSIFIER = {"damping": 1.0, "cg_iterations": 3, "curvature_batch": 100}
+_AUTOENCODER_NOTE = "Table 1 does not give its unit: ½‖x-x̂‖² or ‖x-x̂‖² per training case"
+
+
+def _classifier(name: str, summary: str, *, dropout: bool, input_dropout: float = 0.0, **rest: Any) -> Experiment:
+    """SHF on a rectifier classifier: gradient 1000, curvature 100, ζ 3; dropout lowers the decay and adds β."""
+    settings = {**_CLASSIFIER, "update_decay": 0.998} if dropout else _CLASSIFIER
+    return Experiment(
+        name=name,
+        summary=summary,
+        task=Task.CLASSIFIER,
+        gradient_batch=1000,
+        figure="Figure 2",
+        settings=settings,
+        shared_settings={"weight_decay": 2e-5 if dropout else 5e-4},
+        input_dropout=input_dropout if dropout else 0.0,
+        hidden_dropout=0.5 if dropout and len(rest["sizes"]) > 2 else 0.0,
+        bias=0.1,
+        **rest,
+    )
+
+
+def _autoencoder(name: str, summary: str, *, batch: int, damping: float, cg: int, **rest: Any) -> Experiment:
+    """SHF on a logistic autoencoder: curvature batch = gradient batch, no decay, γ off when training diverges."""
+    return Experiment(
+        name=name,
+        summary=summary,
+        task=Task.AUTOENCODER,
+        gradient_batch=batch,
+        settings={
+            "damping": damping,
+            "cg_iterations": cg,
+            "curvature_batch": batch,
+            "momentum_off_on_divergence": True,
+        },
+        metric="train_squared_error",
+        **rest,
+    )
+
+
+def _registry() -> dict[str, Experiment]:
+    mnist: dict[str, Any] = {"data": "mnist", "sizes": (784, 1200, 1200, 10), "epochs": 500, "metric": "test_errors"}
+    usps: dict[str, Any] = {
+        "data": "usps",
+        "sizes": (256, 500, 500, 10),
+        "epochs": 1000,
+        "metric": "test_error_percent",
+    }
+    reuters: dict[str, Any] = {
+        "data": "reuters",
+        "sizes": (18933, 65),
+        "epochs": 1000,
+        "metric": "test_error_percent",
+        "paper_note": "curves only, no figure in the text",
+    }
+    experiments = [
+        _classifier(
+            "mnist-classifier",
+            "MNIST digits, 784-1200-1200-10 rectifiers",
+            dropout=False,
+            minutes=300,
+            paper={"shf": 159.0},
+            paper_note="errors of 10,000 at epoch 500",
+            **mnist,
+        ),
+        _classifier(
+            "mnist-classifier-dropout",
+            "MNIST digits with dropout on the inputs and the last hidden layer",
+            dropout=True,
+            input_dropout=0.5,
+            minutes=300,
+            paper={"shf": 107.0},
+            paper_note="errors of 10,000 at epoch 500",
+            **mnist,
+        ),
+        _classifier(
+            "usps-classifier",
+            "USPS digits, 256-500-500-10 rectifiers",
+            dropout=False,
+            minutes=10,
+            paper_note="without dropout SHF overfits; no figure in the text",
+            **usps,
+        ),
+        _classifier(
+            "usps-classifier-dropout",
+            "USPS digits with dropout on the inputs and the last hidden layer",
+            dropout=True,
+            input_dropout=0.5,
+            minutes=10,
+            paper={"shf": 0.95},
+            paper_note="mean of five splits: 1, 1.1, 0.8, 0.9, 0.97 %",
+            **usps,
+        ),
+        _classifier(
+            "reuters-classifier", "Reuters-21578, softmax regression 18933-65", dropout=False, minutes=10, **reuters
+        ),
+        _classifier(
+            "reuters-classifier-dropout",
+            "Reuters-21578, softmax regression with input dropout",
+            dropout=True,
+            input_dropout=0.2,
+            minutes=10,
+            **reuters,
+        ),
+        _autoencoder(
+            "curves-autoencoder",
+            "CURVES, 784-400-200-100-50-25-6 and back, logistic units, linear code",
+            batch=2000,
+            damping=10.0,
+            cg=25,
+            data="curves",
+            sizes=(784, 400, 200, 100, 50, 25, 6),
+            epochs=250,
+            minutes=120,
+            figure="Table 1, Figure 3",
+            paper=_table_one(0.078, 0.110, 0.220, 0.250, 0.160, 0.110, 0.089),
+            paper_note=_AUTOENCODER_NOTE,
+        ),
+        _autoencoder(
+            "mnist-autoencoder",
+            "MNIST pixels, 784-1000-500-250-30 and back, logistic units, linear code",
+            batch=3000,
+            damping=1.0,
+            cg=50,
+            data="mnist-autoencoder",
+            sizes=(784, 1000, 500, 250, 30),
+            epochs=100,
+            minutes=600,
+            figure="Table 1, Figure 3",
+            paper=_table_one(0.730, 0.770, 0.990, 1.100, 0.900, 0.780, 0.877),
+            paper_note=_AUTOENCODER_NOTE,
+            evaluation_cases=10_000,
+        ),
+    ]
+    return {experiment.name: experiment for experiment in experiments}
+
+
+def _table_one(nag: float, m99: float, m9: float, sgd: float, sgd_vi: float, hf: float, shf: float) -> dict[str, float]:
+    """One row of the paper's Table 1 under our names of the methods."""
+    return {"nag": nag, "momentum-0.99": m99, "momentum-0.9": m9, "sgd": sgd, "sgd-vi": sgd_vi, "hf": hf, "shf": shf}
+
+
+EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(_registry())

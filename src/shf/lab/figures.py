@@ -1,0 +1,155 @@
+"""From the records of runs to charts: learning curves, damping and reduction ratio. No torch here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shf.lab.plots import Chart, Series, Values
+from shf.lab.records import RunRecord
+
+_FEW_EPOCHS = 40
+
+METRIC_WORDS = {
+    "errors": "errors",
+    "error_percent": "error, %",
+    "squared_error": "error ‖x-x̂‖² per case",
+    "half_squared_error": "error ½‖x-x̂‖² per case",
+    "loss": "loss per case",
+}
+AXES = {
+    "epoch": "epochs",
+    "elapsed_seconds": "seconds of training",
+    "passes": "gradient-equivalents (passes over the training data)",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A record with the name and colour under which the report shows it; runs that differ in seed or split share both."""
+
+    record: RunRecord
+    label: str
+    colour: int
+
+    @property
+    def metric(self) -> str:
+        return str(self.record.config["experiment"]["metric"])
+
+
+def metric_words(metric: str) -> str:
+    """'train_squared_error' as 'training error ‖x-x̂‖² per case'."""
+    part, _, name = metric.partition("_")
+    words = {"train": "training", "test": "test"}.get(part, part)
+    return f"{words} {METRIC_WORDS.get(name, name.replace('_', ' '))}"
+
+
+def named(records: Sequence[RunRecord]) -> list[Run]:
+    """Labels and colours for the runs of one experiment; SHF always has the first colour."""
+    labels = [_label(record) for record in records]
+    order = sorted(set(labels), key=lambda label: (not label.startswith("shf"), labels.index(label)))
+    return [Run(record, label, order.index(label)) for record, label in zip(records, labels, strict=True)]
+
+
+def _label(record: RunRecord) -> str:
+    """The method and what was set by hand, for instance 'shf damping=0.1'."""
+    config = record.config
+    pretraining = config.get("pretraining")
+    words = [str(config["method"]), *map(str, config.get("options") or ())]
+    if pretraining:
+        words.append(f"{pretraining['method']} pretraining")
+    return " ".join(words)
+
+
+def charts(runs: Sequence[Run]) -> list[Chart]:
+    """The charts of one experiment, those first that people look for first."""
+    if not any(len(run.record.epochs) > 1 for run in runs):
+        return []
+    found = [_learning_curves(runs, axis) for axis in AXES]
+    found += [chart for chart in (_damping(runs), _reduction_ratio(runs)) if chart is not None]
+    return found
+
+
+def _learning_curves(runs: Sequence[Run], axis: str) -> Chart:
+    """The judged error as a line, its counterpart on the other part of the data dashed."""
+    metric = runs[0].metric
+    part, _, name = metric.partition("_")
+    other = f"{'test' if part == 'train' else 'train'}_{name}"
+    series = [s for run, label in _labelled_once(runs) for s in _pair(run, label, axis, metric, other)]
+    every = np.concatenate([s.y[np.isfinite(s.y) & (s.y > 0)] for s in series] or [np.ones(1)])
+    log = bool(every.size) and float(every.max()) > 20 * float(every.min())
+    experiment = str(runs[0].record.config["experiment"]["name"])
+    return Chart(
+        name=slug(f"{experiment} {name} {axis}"),
+        title=metric_words(metric),
+        x_label=AXES[axis],
+        series=tuple(series),
+        log_y=log,
+    )
+
+
+def _pair(run: Run, label: str, axis: str, metric: str, other: str) -> Iterator[Series]:
+    x = run.record.column(axis)
+    yield Series("", x, run.record.column(other), run.colour, dashed=True)
+    yield Series(label, x, run.record.column(metric), run.colour)
+
+
+def _labelled_once(runs: Sequence[Run]) -> Iterator[tuple[Run, str]]:
+    """Every run with its label at its first appearance, and with none later."""
+    seen: set[str] = set()
+    for run in runs:
+        yield run, "" if run.label in seen else run.label
+        seen.add(run.label)
+
+
+def _damping(runs: Sequence[Run]) -> Chart | None:
+    series = [Series(label, *_over_epochs(run, "damping"), run.colour) for run, label in _labelled_once(_having(runs))]
+    return _method_chart(runs, "damping", "damping λ", series, log_y=True)
+
+
+def _reduction_ratio(runs: Sequence[Run]) -> Chart | None:
+    series = []
+    for run, label in _labelled_once(_having(runs)):
+        x, y = _over_epochs(run, "reduction_ratio")
+        series.append(Series(label, x, np.clip(y, -0.5, 1.75), run.colour))
+    return _method_chart(
+        runs, "reduction-ratio", "reduction ratio ρ", series, references=(0.25, 0.75), y_limits=(-0.55, 1.8)
+    )
+
+
+def _having(runs: Sequence[Run]) -> list[Run]:
+    return [run for run in runs if np.isfinite(run.record.column("damping")).any()]
+
+
+def _method_chart(
+    runs: Sequence[Run],
+    name: str,
+    title: str,
+    series: Sequence[Series],
+    *,
+    log_y: bool = False,
+    references: tuple[float, ...] = (),
+    y_limits: tuple[float, float] | None = None,
+) -> Chart | None:
+    if not series:
+        return None
+    experiment = str(runs[0].record.config["experiment"]["name"])
+    return Chart(slug(f"{experiment} {name}"), title, "epochs", tuple(series), log_y, references, y_limits)
+
+
+def _over_epochs(run: Run, field: str) -> tuple[Values, Values]:
+    """A field against epochs: every iteration of a short run, every epoch of a long one."""
+    record = run.record
+    if len(record.epochs) > _FEW_EPOCHS or not record.iterations:
+        return record.column("epoch"), record.column(field)
+    epochs, iterations = record.column("epoch"), record.column("iteration")
+    x = np.interp(record.column("iteration", "iteration"), iterations, epochs)
+    return x, record.column(field, "iteration")
+
+
+def slug(text: str) -> str:
+    """A harmless file name: what a record says never leads out of a directory."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:80] or "chart"

@@ -1,0 +1,304 @@
+"""What a run leaves on disk, and how it is read back: ``run.json``, ``metrics.jsonl``, ``samples.npz``.
+
+``metrics.jsonl`` holds one JSON object per line, ``"row": "epoch"`` or ``"row": "iteration"``. Names of wall-clock
+fields end in ``_seconds``; every other field is a pure function of the configuration. ``run.json`` carries the SHA-256
+of the metrics (a `Seal`), of the samples, and of itself, so that a record edited by hand is detected. No torch here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shf.lab.samples import SamplesError, read_samples
+
+SCHEMA = 1
+RUN_FILE = "run.json"
+METRICS_FILE = "metrics.jsonl"
+SAMPLES_FILE = "samples.npz"
+
+_LONGEST_LINE = 1 << 20
+_LONGEST_RUN_FILE = 1 << 24
+_FLUSH_BYTES = 1 << 16
+_ROW_DIGITS = 7  # single precision holds no more
+
+
+class RecordError(RuntimeError):
+    """A record that is missing, damaged, from a newer version, or changed after it was written."""
+
+
+@dataclass(frozen=True)
+class Seal:
+    """The length of a file's sealed beginning and its SHA-256."""
+
+    size: int
+    sha256: str
+
+    @classmethod
+    def of(cls, content: bytes) -> Seal:
+        return cls(len(content), hashlib.sha256(content).hexdigest())
+
+    def to_json(self) -> dict[str, Any]:
+        return {"bytes": self.size, "sha256": self.sha256}
+
+    @classmethod
+    def from_json(cls, record: Any) -> Seal:
+        if not isinstance(record, Mapping) or not isinstance(record.get("bytes"), int) or record["bytes"] < 0:
+            raise RecordError(f"not a seal: {record!r}; expected {{'bytes': n, 'sha256': '…'}}")
+        return cls(record["bytes"], str(record.get("sha256")))
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace `path` as a whole or not at all, also through a crash: write beside it, sync, rename, sync."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise
+    _sync_directory(path.parent)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class MetricsFile:
+    """Appends rows to ``metrics.jsonl``; rows that cannot be written now wait in memory and are written later.
+
+    Every write starts at the known end of the file, so a write that broke off half way (full disk) is simply repeated.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._written = 0
+        self._pending = bytearray()
+        self._digest = hashlib.sha256()
+
+    @classmethod
+    def resume(cls, path: Path, seal: Seal) -> MetricsFile:
+        """Continue after the sealed beginning; what follows it will be done again, and is cut off."""
+        file = cls(path)
+        file._digest = _digest_of_beginning(path, seal.size)
+        file._written = seal.size
+        if file._digest.hexdigest() != seal.sha256:
+            raise RecordError(
+                f"{path}: its first {seal.size} bytes are not those the checkpoint was written with; "
+                "the record was changed by hand or damaged, and cannot be continued"
+            )
+        with path.open("r+b") as handle:
+            handle.truncate(seal.size)
+        return file
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        line = (json.dumps(plain(row, _ROW_DIGITS), separators=(",", ":"), allow_nan=False) + "\n").encode()
+        self._pending += line
+        self._digest.update(line)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether enough rows wait in memory to be worth a write."""
+        return len(self._pending) >= _FLUSH_BYTES
+
+    def flush(self, *, sync: bool = False) -> None:
+        """Write what waits. Raises OSError and keeps it waiting if that fails."""
+        self._path.touch()
+        with self._path.open("r+b") as handle:
+            handle.seek(self._written)
+            handle.write(self._pending)
+            handle.flush()
+            handle.truncate()
+            if sync:
+                os.fsync(handle.fileno())
+        self._written += len(self._pending)
+        self._pending.clear()
+
+    def seal(self) -> Seal:
+        """The seal over everything appended so far, written or waiting."""
+        return Seal(self._written + len(self._pending), self._digest.hexdigest())
+
+
+def _digest_of_beginning(path: Path, size: int) -> hashlib._Hash:
+    digest = hashlib.sha256()
+    left = size
+    try:
+        with path.open("rb") as handle:
+            while left and (block := handle.read(min(left, 1 << 20))):
+                digest.update(block)
+                left -= len(block)
+    except FileNotFoundError:
+        raise RecordError(f"{path} is missing") from None
+    if left:
+        raise RecordError(f"{path}: {size - left} bytes, expected at least {size}; the file was cut short")
+    return digest
+
+
+def plain(value: Any, digits: int = 17) -> Any:
+    """Plain JSON data: floats to so many digits (17: exact), not-finite ones as the strings "nan", "inf", "-inf"."""
+    if isinstance(value, bool | int | str) or value is None:
+        return value
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item, digits) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item, digits) for item in value]
+    raise TypeError(f"a record holds numbers, strings, lists and mappings; got {type(value).__name__}")
+
+
+def write_run(path: Path, record: Mapping[str, Any]) -> None:
+    """Write ``run.json`` atomically, sealed by the SHA-256 of its own content."""
+    content = plain({**record, "schema": SCHEMA})
+    content.pop("record_sha256", None)
+    content["record_sha256"] = _own_digest(content)
+    write_atomically(path, (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
+
+
+def _own_digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def read_run_file(directory: Path) -> dict[str, Any]:
+    """``run.json`` of a run directory, seals not checked; refuses what is no record, or one of a newer version."""
+    path = directory / RUN_FILE
+    try:
+        if path.stat().st_size > _LONGEST_RUN_FILE:
+            raise RecordError(f"{path}: larger than {_LONGEST_RUN_FILE >> 20} MiB; this is no record of a run")
+        record = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise RecordError(f"{directory} holds no run: {RUN_FILE} is missing") from None
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"{path}: not a record of a run: {error}") from None
+    if not isinstance(record, dict) or not isinstance(record.get("schema"), int):
+        raise RecordError(f"{path}: not a record of a run: no schema number")
+    if record["schema"] > SCHEMA:
+        raise RecordError(
+            f"{path}: written with record schema {record['schema']}, this version of shf reads up to {SCHEMA}; "
+            "upgrade shf to read it"
+        )
+    return record
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run as the report sees it. `problems` says, in words, what about the record cannot be trusted."""
+
+    directory: Path
+    run: Mapping[str, Any]
+    epochs: tuple[Mapping[str, Any], ...]
+    iterations: tuple[Mapping[str, Any], ...]
+    samples: Mapping[str, NDArray[Any]]
+    problems: tuple[str, ...]
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        config: Mapping[str, Any] = self.run["config"]
+        return config
+
+    @property
+    def status(self) -> str:
+        return str(self.run.get("status", "unknown"))
+
+    def column(self, name: str, row: str = "epoch") -> NDArray[np.float64]:
+        """One field over the epochs or iterations, NaN where a row lacks it."""
+        rows = self.epochs if row == "epoch" else self.iterations
+        return np.array([number(r.get(name)) for r in rows], dtype=np.float64)
+
+
+def number(value: Any) -> float:
+    """A recorded field as a float: the inverse of `plain` for numbers, NaN for anything that is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+
+
+def read_run(directory: Path) -> RunRecord:
+    """Everything recorded in a run directory, with the seals checked."""
+    run = read_run_file(directory)
+    if not isinstance(run.get("config"), dict):
+        raise RecordError(f"{directory / RUN_FILE}: no configuration in it")
+    problems = list(_seal_problems(directory, run))
+    rows = list(_rows(directory / METRICS_FILE))
+    samples: Mapping[str, NDArray[Any]] = {}
+    try:
+        samples = read_samples(directory / SAMPLES_FILE)
+    except FileNotFoundError:
+        pass
+    except SamplesError as error:
+        problems.append(str(error))
+    return RunRecord(
+        directory=directory,
+        run=run,
+        epochs=tuple(r for r in rows if r.get("row") == "epoch"),
+        iterations=tuple(r for r in rows if r.get("row") == "iteration"),
+        samples=samples,
+        problems=tuple(problems),
+    )
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The complete rows of ``metrics.jsonl``; a last line without its end (a run killed while writing) is left out."""
+    if not path.exists():
+        return
+    with path.open("rb") as handle:
+        for index, line in enumerate(iter(lambda: handle.readline(_LONGEST_LINE), b""), start=1):
+            if not line.endswith(b"\n"):
+                if len(line) >= _LONGEST_LINE:
+                    raise RecordError(f"{path}, line {index}: longer than {_LONGEST_LINE} bytes; this is no record")
+                return
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise RecordError(f"{path}, line {index}: not a row of a record: {error}") from None
+            if not isinstance(row, dict):
+                raise RecordError(f"{path}, line {index}: not a row of a record: expected an object")
+            yield row
+
+
+def _seal_problems(directory: Path, run: Mapping[str, Any]) -> Iterator[str]:
+    """In words: every part of the record that is not what it was when it was written."""
+    unsealed = {key: value for key, value in run.items() if key != "record_sha256"}
+    if _own_digest(unsealed) != run.get("record_sha256"):
+        yield f"{RUN_FILE} was changed after it was written (its own SHA-256 does not match)"
+    try:
+        seal = Seal.from_json(run.get("metrics"))
+        digest = _digest_of_beginning(directory / METRICS_FILE, seal.size)
+    except RecordError as error:
+        yield str(error)
+        return
+    if digest.hexdigest() != seal.sha256:
+        yield f"{METRICS_FILE} was changed after it was written (SHA-256 in {RUN_FILE} does not match)"
+    elif run.get("status") != "running" and (directory / METRICS_FILE).stat().st_size != seal.size:
+        yield f"{METRICS_FILE} has rows after the end of the run; they are not covered by its SHA-256"
+    if run.get("samples"):
+        yield from _samples_problems(directory / SAMPLES_FILE, Seal.from_json(run["samples"]))
+
+
+def _samples_problems(path: Path, seal: Seal) -> Iterator[str]:
+    try:
+        found = _digest_of_beginning(path, seal.size).hexdigest()
+    except RecordError as error:
+        yield str(error)
+        return
+    if found != seal.sha256 or path.stat().st_size != seal.size:
+        yield f"{path.name} was changed after it was written (SHA-256 in {RUN_FILE} does not match)"

@@ -1,0 +1,234 @@
+"""One self-contained HTML page about runs, from their records alone. No torch here, no network, no script.
+
+Everything that comes from a record (names, options, commands, notes) passes through the template's escaping or
+matplotlib's; the page forbids scripts to itself besides.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from matplotlib.image import imsave
+from numpy.typing import NDArray
+
+from shf.lab.figures import Run, charts, metric_words, named, slug
+from shf.lab.plots import SERIES_COLOURS, draw, palette_css
+from shf.lab.records import RUN_FILE, RecordError, RunRecord, number, read_run, write_atomically
+
+
+@dataclass(frozen=True)
+class Section:
+    """What the page says about one experiment."""
+
+    name: str
+    anchor: str
+    summary: str
+    figure: str
+    paper_note: str
+    data_note: str
+    columns: tuple[str, ...]
+    rows: tuple[dict[str, Any], ...]
+    figures: tuple[Markup, ...]
+    pictures: tuple[dict[str, Any], ...]
+    details: tuple[dict[str, Any], ...]
+
+
+def find_runs(places: Sequence[Path]) -> list[Path]:
+    """The run directories among and below the given directories, in order of their names."""
+    found: list[Path] = []
+    for place in places:
+        if not place.is_dir():
+            raise RecordError(f"{place} is no directory; expected a run, or a directory with runs in it")
+        here = [place] if (place / RUN_FILE).exists() else sorted(p.parent for p in place.rglob(RUN_FILE))
+        if not here:
+            raise RecordError(f"{place} holds no run: there is no {RUN_FILE} in it or below")
+        found += [directory for directory in here if directory not in found]
+    return found
+
+
+def read_verified(directories: Sequence[Path], *, unverified: bool = False) -> list[RunRecord]:
+    """The records of the runs; one that was changed after it was written is refused unless `unverified`."""
+    records = [read_run(directory) for directory in directories]
+    problems = [f"{record.directory}: {problem}" for record in records for problem in record.problems]
+    if problems and not unverified:
+        raise RecordError(
+            "records that cannot be trusted:\n" + "\n".join(problems) + "\nShow them all the same with --unverified."
+        )
+    return records
+
+
+def write_report(records: Sequence[RunRecord], path: Path) -> None:
+    """Write the page. The same records give the same bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, render(records).encode())
+
+
+def write_figures(records: Sequence[RunRecord], directory: Path) -> list[Path]:
+    """Every chart of the page as an SVG file of its own, for light and dark."""
+    directory.mkdir(parents=True, exist_ok=True)
+    written = []
+    for group in _by_experiment(records).values():
+        for chart in charts(named(group)):
+            path = directory / f"{chart.name}.svg"
+            write_atomically(path, draw(chart, standalone=True).encode())
+            written.append(path)
+    return written
+
+
+def render(records: Sequence[RunRecord]) -> str:
+    """The page as text."""
+    environment = Environment(
+        loader=PackageLoader("shf.lab", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    sections = [_section(name, group) for name, group in _by_experiment(records).items()]
+    return environment.get_template("report.html").render(
+        sections=sections,
+        palette=Markup(palette_css()),
+        runs=len(records),
+        problems=[f"{record.directory.name}: {problem}" for record in records for problem in record.problems],
+    )
+
+
+def _by_experiment(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
+    groups: dict[str, list[RunRecord]] = {}
+    for record in records:
+        experiment = record.config.get("experiment")
+        if not isinstance(experiment, Mapping) or "name" not in experiment or "metric" not in experiment:
+            raise RecordError(f"{record.directory / RUN_FILE}: its configuration names no experiment and metric")
+        groups.setdefault(str(experiment["name"]), []).append(record)
+    return groups
+
+
+def _section(name: str, records: Sequence[RunRecord]) -> Section:
+    runs = named(records)
+    experiment = records[0].config["experiment"]
+    columns = _columns(runs)
+    return Section(
+        name=name,
+        anchor=slug(name),
+        summary=str(experiment.get("summary", "")),
+        figure=str(experiment.get("figure", "")),
+        paper_note=str(experiment.get("paper_note", "")),
+        data_note=str((records[0].run.get("data") or {}).get("note", "")),
+        columns=tuple(metric_words(column) for column in columns),
+        rows=tuple(_row(run, columns) for run in runs),
+        figures=tuple(Markup(draw(chart)) for chart in charts(runs)),
+        pictures=tuple(picture for run in runs if (picture := _picture(run))),
+        details=tuple(_details(run) for run in runs),
+    )
+
+
+def _columns(runs: Sequence[Run]) -> list[str]:
+    """The judged error first, then the same in the other unit and on the other part of the data."""
+    metric = runs[0].metric
+    part, _, name = metric.partition("_")
+    other = "test" if part == "train" else "train"
+    if name == "squared_error":
+        return [metric, f"{part}_half_squared_error", f"{other}_squared_error"]
+    return [metric, f"{other}_{name}"]
+
+
+def _row(run: Run, columns: Sequence[str]) -> dict[str, Any]:
+    record, config = run.record, run.record.config
+    last = record.epochs[-1] if record.epochs else {}
+    paper = (config["experiment"].get("paper") or {}).get(config["method"])
+    return {
+        "label": run.label,
+        "colour": run.colour % SERIES_COLOURS,
+        "seed": config.get("seed"),
+        "split": config.get("split") if config["experiment"].get("data") == "usps" else None,
+        "values": [_figure(last.get(column)) for column in columns],
+        "best": _figure(np.nanmin(record.column(run.metric)) if _any(record.column(run.metric)) else None),
+        "paper": "–" if paper is None else _figure(paper),
+        "epochs": _figure(last.get("epoch")),
+        "time": _duration(number(last.get("elapsed_seconds"))),
+        "passes": _figure(last.get("passes"), 3),
+        "status": record.status,
+        "trusted": not record.problems,
+        "tuned": _tuning_words(config),
+    }
+
+
+def _any(values: NDArray[np.float64]) -> bool:
+    return bool(np.isfinite(values).any())
+
+
+def _tuning_words(config: Mapping[str, Any]) -> str:
+    """Where the method's rate comes from, in a few words."""
+    tuning = config.get("tuning") or {}
+    if tuning:
+        return str(tuning.get("words", "tuned"))
+    if "learning_rate" not in (config.get("settings") or {}):
+        return "nothing to tune"
+    chosen = any(str(option).startswith("learning_rate=") for option in config.get("options") or ())
+    return "rate set by hand" if chosen else "not tuned"
+
+
+def _figure(value: Any, digits: int = 4) -> str:
+    x = number(value)
+    if not np.isfinite(x):
+        return "–"
+    return f"{x:.0f}" if x == int(x) and abs(x) < 1e7 else f"{x:.{digits}g}"
+
+
+def _duration(seconds: float) -> str:
+    if not np.isfinite(seconds):
+        return "–"
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
+
+
+def _details(run: Run) -> dict[str, Any]:
+    record = run.record
+    return {
+        "label": run.label,
+        "command": str(record.run.get("command", "")),
+        "settings": _pairs(record.config.get("settings")),
+        "versions": _pairs(record.run.get("versions")),
+        "machine": _pairs(record.run.get("machine")),
+        "data": _pairs((record.run.get("data") or {}).get("checksums")),
+        "created": str(record.run.get("created", "")),
+        "warnings": [str(w) for w in record.run.get("warnings") or ()],
+        "problems": list(record.problems),
+    }
+
+
+def _pairs(mapping: Any) -> list[tuple[str, str]]:
+    return [(str(k), str(v)) for k, v in mapping.items()] if isinstance(mapping, Mapping) else []
+
+
+def _picture(run: Run) -> dict[str, Any] | None:
+    """Originals above reconstructions, or misclassified digits with what they are and what they were taken for."""
+    found = run.record.samples
+    if "originals" in found and "reconstructions" in found:
+        pairs = zip(_image_urls(found["originals"]), _image_urls(found["reconstructions"]), strict=False)
+        return {"label": run.label, "kind": "autoencoder", "pairs": list(pairs)}
+    if {"images", "labels", "predictions"} <= set(found):
+        urls = _image_urls(found["images"])
+        answers = zip(found["labels"].reshape(-1).tolist(), found["predictions"].reshape(-1).tolist(), strict=False)
+        return {"label": run.label, "kind": "classifier", "digits": list(zip(urls, answers, strict=False))}
+    return None
+
+
+def _image_urls(images: NDArray[Any]) -> list[str]:
+    """Grey images as data URLs, ink dark on light."""
+    if images.ndim != 3 or images.dtype != np.uint8:
+        return []
+    return [_image_url(image) for image in images]
+
+
+def _image_url(image: NDArray[np.uint8]) -> str:
+    buffer = io.BytesIO()
+    imsave(buffer, 255 - image, cmap="gray", vmin=0, vmax=255, format="png")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

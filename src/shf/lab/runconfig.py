@@ -1,0 +1,97 @@
+"""What decides a run, in one frozen record that goes into ``run.json`` and comes back from it. No torch here."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shf.lab.experiments import Experiment, ExperimentError
+
+_BUDGET = ("epochs", "minutes")
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """Layerwise pretraining before the run: the method ("denoising" or "rbm") and its epochs per layer."""
+
+    method: str
+    epochs: int = 10
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """An experiment, a method with all its settings, a seed and a budget.
+
+    `batch` is the number of rows of a step (0: all). One of `epochs` and `minutes` limits the run, or both; minutes are
+    minutes of training: evaluation and checkpoints are not counted, so that methods compare in equal time.
+    `options` are the words given by ``--set``, kept for the command that repeats the run; `tuning` says where tuned
+    settings come from.
+    """
+
+    experiment: Experiment
+    method: str
+    settings: Mapping[str, Any]
+    batch: int
+    seed: int = 0
+    split: int = 1
+    epochs: int | None = None
+    minutes: float | None = None
+    rows_every: int = 1
+    dropout_layers: str = "last"
+    pretraining: Pretraining | None = None
+    options: tuple[str, ...] = ()
+    tuning: Mapping[str, Any] = field(default_factory=dict)
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        if self.epochs is None and self.minutes is None:
+            raise ExperimentError("a run needs a limit: epochs, minutes or both")
+        if self.epochs is not None and self.epochs < 1:
+            raise ExperimentError(f"epochs={self.epochs}: must be at least 1")
+        if self.minutes is not None and not self.minutes > 0:
+            raise ExperimentError(f"minutes={self.minutes}: must be positive")
+        if self.rows_every < 1:
+            raise ExperimentError(f"rows_every={self.rows_every}: must be at least 1")
+
+    def to_json(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "experiment": self.experiment.to_json(), "options": list(self.options)}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> RunConfig:
+        pretraining = record.get("pretraining")
+        try:
+            fields = {
+                **record,
+                "experiment": Experiment.from_json(record["experiment"]),
+                "pretraining": None if pretraining is None else Pretraining(**pretraining),
+                "options": tuple(record["options"]),
+            }
+            return cls(**fields)
+        except (KeyError, TypeError) as error:
+            raise ExperimentError(f"the recorded configuration cannot be read: {error}") from error
+
+    def fingerprint(self) -> str:
+        """SHA-256 of everything but the budget: a checkpoint continues a run only if they agree in it."""
+        decisive = {key: value for key, value in self.to_json().items() if key not in (*_BUDGET, "threads", "tuning")}
+        return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+
+    def command(self) -> str:
+        """The shell command that repeats the run."""
+        words = ["shf", "run", self.experiment.name, "--optimizer", self.method]
+        if self.epochs is not None:
+            words += ["--epochs", str(self.epochs)]
+        if self.minutes is not None:
+            words += ["--minutes", f"{self.minutes:g}"]
+        words += ["--seed", str(self.seed)]
+        if self.experiment.data == "usps":
+            words += ["--split", str(self.split)]
+        if self.pretraining is not None:
+            words += ["--pretrain", self.pretraining.method, "--pretrain-epochs", str(self.pretraining.epochs)]
+        for option in self.options:
+            words += ["--set", option]
+        return shlex.join(words)

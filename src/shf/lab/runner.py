@@ -1,0 +1,261 @@
+"""Runs an experiment and continues it: locks the directory, trains, evaluates every epoch, records, saves, stops in order.
+
+A run killed at any moment and resumed ends with the same ``metrics.jsonl`` (but for fields ending in ``_seconds``) and
+bitwise the same parameters as one that was never stopped, given the same versions and number of threads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shf.lab import budget, machine
+from shf.lab.baselines.registry import METHODS
+from shf.lab.checkpoint import CheckpointStore, Loaded
+from shf.lab.data import Dataset
+from shf.lab.experiments import ExperimentError
+from shf.lab.interrupts import StopRequest
+from shf.lab.lock import locked
+from shf.lab.observer import Observer, RunResult, Status
+from shf.lab.pretraining import pretrain_
+from shf.lab.problem import build
+from shf.lab.recorder import CHECKPOINTS, Recorder, holds_run
+from shf.lab.records import RecordError, Seal, read_run_file
+from shf.lab.runconfig import RunConfig
+from shf.lab.training import Training
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions:
+    """How a run is carried out; none of it changes its numbers."""
+
+    data_dir: Path | None = None
+    force: bool = False
+    checkpoint_seconds: float = 60.0
+    tensorboard: bool = False
+
+
+def start(
+    config: RunConfig, directory: Path, *, observer: Observer | None = None, options: RunOptions | None = None
+) -> RunResult:
+    """Run a configuration in a directory, which must not hold another run (unless `options.force`)."""
+    observer, options = observer or Observer(), options or RunOptions()
+    directory.mkdir(parents=True, exist_ok=True)
+    with locked(directory, force=options.force), _computing(config):
+        if holds_run(directory) and not options.force:
+            raise ExperimentError(
+                f"{directory} holds another run; resume it with `shf resume {directory}`, choose another --out, "
+                "or replace it with --force"
+            )
+        training = _new_training(config, options.data_dir)
+        record = _record(config, training.problem.data)
+        recorder = Recorder(
+            directory,
+            record,
+            warn=observer.warn,
+            checkpoint_seconds=options.checkpoint_seconds,
+            tensorboard=options.tensorboard,
+        )
+        observer.started(config, directory, 0)
+        recorder.row(training.evaluate())
+        return _train(training, recorder, directory, observer)
+
+
+def resume(
+    directory: Path,
+    *,
+    epochs: int | None = None,
+    minutes: float | None = None,
+    observer: Observer | None = None,
+    options: RunOptions | None = None,
+) -> RunResult:
+    """Continue a run from its last intact checkpoint; `epochs` or `minutes` set a new limit."""
+    observer, options = observer or Observer(), options or RunOptions()
+    record = read_run_file(directory)
+    config = _extended(RunConfig.from_json(record.get("config") or {}), epochs, minutes)
+    if record.get("status") == Status.FINISHED and epochs is None and minutes is None:
+        return RunResult(Status.FINISHED, directory, config, record.get("summary") or {})
+    with locked(directory, force=options.force) as stale:
+        if stale:
+            observer.note(stale)
+        loaded = CheckpointStore(directory / CHECKPOINTS).load_latest()
+        if loaded is None:
+            observer.note("no checkpoint was written yet; the run starts from its beginning")
+        with _computing(config):
+            return _continue(config, record, loaded, directory, observer, options)
+
+
+def _continue(
+    config: RunConfig,
+    record: Mapping[str, Any],
+    loaded: Loaded | None,
+    directory: Path,
+    observer: Observer,
+    options: RunOptions,
+) -> RunResult:
+    training = _new_training(config, options.data_dir, pretrain=loaded is None)
+    _check_same_data(record, training.problem.data)
+    for difference in _version_differences(record):
+        observer.warn(difference)
+    if loaded is not None:
+        for text in loaded.passed_over:
+            observer.warn(f"a damaged checkpoint was passed over, the one before it is used: {text}")
+        training.load_state(loaded.state)
+    kept = {key: record[key] for key in ("created",) if key in record}
+    recorder = Recorder(
+        directory,
+        {**_record(config, training.problem.data), **kept},
+        warn=observer.warn,
+        resume_from=None if loaded is None else Seal.from_json(loaded.state.get("metrics")),
+        checkpoint_seconds=options.checkpoint_seconds,
+        tensorboard=options.tensorboard,
+        first_iteration=training.position.iteration,
+    )
+    observer.started(config, directory, training.position.iteration)
+    if loaded is None:
+        recorder.row(training.evaluate())
+    return _train(training, recorder, directory, observer)
+
+
+def _train(training: Training, recorder: Recorder, directory: Path, observer: Observer) -> RunResult:
+    """The loop. Ends at the limit, on a signal after the iteration in progress, or when the objective is not finite."""
+    first, estimated, status = training.position.iteration, False, Status.FINISHED
+    with StopRequest() as stop:
+        while not budget.exhausted(training):
+            row = training.iterate()
+            if training.position.iteration % training.config.rows_every == 0:
+                recorder.row(row)
+            observer.iteration(row, budget.progress(training))
+            if not math.isfinite(float(row["objective"])):
+                status = Status.DIVERGED
+                break
+            if training.epoch_ended:
+                _end_epoch(training, recorder, observer)
+            if not estimated and budget.enough_to_estimate(training, first):
+                estimated = True
+                observer.estimate(budget.seconds_per_epoch(training), budget.progress(training))
+            if stop:
+                status = Status.INTERRUPTED
+                break
+            if recorder.checkpoint_due:
+                recorder.checkpoint(training.position.iteration, training.state())
+    return _finish(training, recorder, directory, observer, status)
+
+
+def _end_epoch(training: Training, recorder: Recorder, observer: Observer) -> None:
+    row = training.end_epoch()
+    recorder.row(row)
+    if training.improves(row):
+        recorder.best({"model": training.problem.model.state_dict(), "epoch": row["epoch"]})
+    observer.epoch(row, budget.progress(training))
+
+
+def _finish(training: Training, recorder: Recorder, directory: Path, observer: Observer, status: Status) -> RunResult:
+    """Save, and unless interrupted evaluate what an unfinished epoch has reached.
+
+    The last checkpoint comes before that evaluation: a run that is given more time continues as if it had it from the
+    start, without the extra row.
+    """
+    if status is not Status.DIVERGED:
+        recorder.checkpoint(training.position.iteration, training.state())
+    if status is not Status.INTERRUPTED and training.position.index > 0:
+        row = training.evaluate()
+        recorder.row(row)
+        observer.epoch(row, budget.progress(training))
+    summary = training.summary()
+    samples = training.problem.samples() if status is Status.FINISHED else {}
+    saved = recorder.finish(status, summary, samples)
+    result = RunResult(status, directory, training.config, summary, tuple(recorder.warnings), saved)
+    observer.finished(result)
+    return result
+
+
+def _new_training(config: RunConfig, data_dir: Path | None, *, pretrain: bool = True) -> Training:
+    """Data, network (pretrained if asked for) and method, at iteration 0."""
+    problem = build(
+        config.experiment,
+        seed=config.seed,
+        split=config.split,
+        data_dir=data_dir,
+        dropout_layers=config.dropout_layers,
+    )
+    if config.pretraining is not None and pretrain:
+        generator = torch.Generator().manual_seed(config.seed)
+        inputs = problem.data.train_inputs
+        pretrain_(
+            problem.model,
+            inputs,
+            method=config.pretraining.method,
+            epochs=config.pretraining.epochs,
+            generator=generator,
+        )
+    spec = METHODS[config.method]
+    method = spec.build(problem.model, problem.loss, _settings(config, len(problem.data.train_targets)))
+    return Training(config, problem, method, whole_data=spec.reads_batches)
+
+
+def _settings(config: RunConfig, cases: int) -> dict[str, Any]:
+    """The method's settings; a schedule that ends with the run is told the run's number of updates, if it is known."""
+    settings = dict(config.settings)
+    if settings.get("total_updates", 0) is None and config.epochs is not None:
+        settings["total_updates"] = config.epochs * math.ceil(cases / (config.batch or cases))
+    return settings
+
+
+@contextmanager
+def _computing(config: RunConfig) -> Iterator[None]:
+    """The run's number of threads and its global generator, and the caller's again afterwards."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(config.threads)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _record(config: RunConfig, data: Dataset) -> dict[str, Any]:
+    """``run.json`` of a run that starts now."""
+    return {
+        "status": Status.RUNNING.value,
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": config.command(),
+        "config": config.to_json(),
+        "data": {"name": data.name, "checksums": dict(data.checksums), "note": data.note},
+        "versions": machine.versions(),
+        "machine": machine.description(),
+    }
+
+
+def _extended(config: RunConfig, epochs: int | None, minutes: float | None) -> RunConfig:
+    """The configuration with a new limit; what is not given anew stays unless the other one is."""
+    if epochs is None and minutes is None:
+        return config
+    return dataclasses.replace(config, epochs=epochs, minutes=minutes)
+
+
+def _check_same_data(record: Mapping[str, Any], data: Dataset) -> None:
+    recorded = (record.get("data") or {}).get("checksums")
+    if recorded != dict(data.checksums):
+        raise RecordError(
+            f"the run was started on other data: it recorded {recorded}, found {dict(data.checksums)}; "
+            "give the same data with --data-dir"
+        )
+
+
+def _version_differences(record: Mapping[str, Any]) -> Iterator[str]:
+    recorded = record.get("versions") or {}
+    for name, version in machine.versions().items():
+        if recorded.get(name) != version:
+            yield (
+                f"{name} {version} is installed, the run was started with {recorded.get(name)}: "
+                "it continues, but perhaps not bitwise as it would have"
+            )

@@ -1,0 +1,207 @@
+"""The loop's body: one iteration, one epoch, and a state from which both continue exactly. No files here.
+
+Everything that decides the numbers is in `Training.state`: parameters, the method's state (its generator included), torch's
+global generator (dropout masks of methods that draw from it), and the position. The order of batches is not: it is a pure
+function of seed and epoch.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shf.batching import select_rows
+from shf.lab.baselines.protocol import Method
+from shf.lab.batches import batch_rows
+from shf.lab.checkpoint import CheckpointMismatchError
+from shf.lab.costs import gradient_equivalents
+from shf.lab.problem import Problem
+from shf.lab.runconfig import RunConfig
+
+# How an epoch's row sums up the iterations' fields; fields named in neither are averaged.
+_LAST = frozenset({"damping", "cg_decay", "update_scale", "learning_rate", "momentum"})
+_SUM = frozenset({"gradients", "evaluations", "products"})
+
+
+@dataclass
+class Position:
+    """How far training is. `index` counts the batches of the epoch in progress; `passes` is the cost so far."""
+
+    epoch: int = 0
+    index: int = 0
+    iteration: int = 0
+    elapsed: float = 0.0
+    passes: float = 0.0
+    best: float | None = None
+    best_epoch: int = 0
+    last: dict[str, Any] = field(default_factory=dict)
+    sums: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Batches:
+    """All batches of the training part, to be gone through as often as a method likes."""
+
+    rows: tuple[Tensor, ...]
+    inputs: Tensor
+    targets: Tensor
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return ((select_rows(self.inputs, rows), select_rows(self.targets, rows)) for rows in self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+class Training:
+    """A problem and the method that solves it, with the position between them."""
+
+    def __init__(self, config: RunConfig, problem: Problem, method: Method, *, whole_data: bool = False) -> None:
+        self.config = config
+        self.problem = problem
+        self.method = method
+        self.position = Position()
+        self._whole_data = whole_data
+        self._cases = problem.data.train_inputs.shape[0]
+        self._epoch_rows: tuple[int, tuple[Tensor, ...]] | None = None
+
+    @property
+    def iterations_per_epoch(self) -> int:
+        return 1 if self._whole_data else math.ceil(self._cases / self._batch_size)
+
+    @property
+    def _batch_size(self) -> int:
+        return self.config.batch or self._cases
+
+    def iterate(self) -> dict[str, Any]:
+        """One step of the method on the next batch; its row for the record."""
+        at = self.position
+        started = time.perf_counter()
+        rows, (inputs, targets) = self._next_batch()
+        report = self.method.step(inputs, targets)
+        at.elapsed += time.perf_counter() - started
+        at.passes += gradient_equivalents(report) * rows / self._cases
+        at.index += 1
+        at.iteration += 1
+        self._accumulate(report)
+        return {
+            "row": "iteration",
+            "iteration": at.iteration,
+            "epoch": at.epoch,
+            **report,
+            "passes": at.passes,
+            "elapsed_seconds": at.elapsed,
+        }
+
+    @property
+    def epoch_ended(self) -> bool:
+        return self.position.index >= self.iterations_per_epoch
+
+    def end_epoch(self) -> dict[str, Any]:
+        """Evaluate, tell the method that an epoch is over, and start the next; the epoch's row for the record."""
+        self.position.epoch += 1
+        self.position.index = 0
+        row = self.evaluate()
+        self.position.sums, self.position.counts = {}, {}
+        self.method.next_epoch()
+        return row
+
+    def evaluate(self) -> dict[str, Any]:
+        """The row of an epoch as things stand, a fraction of an epoch included. The network is left as it is."""
+        at = self.position
+        started = time.perf_counter()
+        metrics = self.problem.evaluate()
+        at.last = metrics
+        return {
+            "row": "epoch",
+            "epoch": at.epoch if at.index == 0 else at.epoch + at.index / self.iterations_per_epoch,
+            "iteration": at.iteration,
+            **self._epoch_means(),
+            **metrics,
+            "passes": at.passes,
+            "elapsed_seconds": at.elapsed,
+            "evaluation_seconds": time.perf_counter() - started,
+        }
+
+    def improves(self, row: Mapping[str, Any]) -> bool:
+        """Whether this epoch's judged error is the smallest so far; if so, it is remembered."""
+        value = float(row[self.config.experiment.metric])
+        if not math.isfinite(value) or (self.position.best is not None and value >= self.position.best):
+            return False
+        self.position.best, self.position.best_epoch = value, int(row["epoch"])
+        return True
+
+    def summary(self) -> dict[str, Any]:
+        """Where training stands, for the record and the table: the latest evaluation, the best one, and the cost."""
+        at, metric = self.position, self.config.experiment.metric
+        return {
+            "epochs": at.epoch,
+            "iterations": at.iteration,
+            "metric": metric,
+            "value": at.last.get(metric),
+            "best": at.best,
+            "best_epoch": at.best_epoch,
+            "last": at.last,
+            "passes": at.passes,
+            "elapsed_seconds": at.elapsed,
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Plain data from which `load_state` continues bitwise."""
+        return {
+            "fingerprint": self.config.fingerprint(),
+            "position": asdict(self.position),
+            "model": self.problem.model.state_dict(),
+            "method": self.method.state_dict(),
+            "torch_generator": torch.get_rng_state(),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take up a state; refuses that of another experiment, method or network."""
+        if state.get("fingerprint") != self.config.fingerprint():
+            raise CheckpointMismatchError(
+                "the checkpoint belongs to another configuration (experiment, method, settings or seed) than run.json "
+                "describes; resume the directory it was written in"
+            )
+        try:
+            self.problem.model.load_state_dict(state["model"])
+            self.method.load_state_dict(state["method"])
+            self.position = Position(**state["position"])
+            torch.set_rng_state(state["torch_generator"])
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise CheckpointMismatchError(f"the checkpoint does not fit the network or method: {error}") from error
+
+    def _next_batch(self) -> tuple[int, tuple[Any, Any]]:
+        """The batch's number of rows, and what the method's step takes."""
+        data = self.problem.data
+        if self._whole_data:
+            return self._batch_size, (_Batches(self._rows(), data.train_inputs, data.train_targets), None)
+        rows = self._rows()[self.position.index]
+        return len(rows), (select_rows(data.train_inputs, rows), select_rows(data.train_targets, rows))
+
+    def _rows(self) -> tuple[Tensor, ...]:
+        epoch, reshuffle = self.position.epoch, self.config.experiment.reshuffle
+        if self._epoch_rows is None or (reshuffle and self._epoch_rows[0] != epoch):
+            rows = batch_rows(self._cases, self._batch_size, seed=self.config.seed, epoch=epoch, reshuffle=reshuffle)
+            self._epoch_rows = (epoch, rows)
+        return self._epoch_rows[1]
+
+    def _accumulate(self, report: Mapping[str, float]) -> None:
+        sums, counts = self.position.sums, self.position.counts
+        for name, value in report.items():
+            if name in _LAST:
+                sums[name], counts[name] = float(value), 1
+            elif math.isfinite(value):
+                sums[name] = sums.get(name, 0.0) + float(value)
+                counts[name] = counts.get(name, 0) + 1
+
+    def _epoch_means(self) -> dict[str, float]:
+        at = self.position
+        return {name: total if name in _SUM else total / at.counts[name] for name, total in at.sums.items()}
