@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from shf.preconditioner import Preconditioner
 from shf.search import Backtracking
@@ -35,6 +35,8 @@ class Config:
             running (§5.2).
     """
 
+    _owner: ClassVar[str] = "SHF"
+
     damping: float = 1.0
     damping_factor: float = 0.99
     cg_iterations: int = 3
@@ -52,7 +54,7 @@ class Config:
     momentum_off_on_divergence: bool = False
 
     def __post_init__(self) -> None:
-        check = _Checker(type(self).__name__ if type(self) is not Config else "SHF", self)
+        check = _Checker(self._owner, self)
         check.number("damping", above=0.0)
         check.number("damping_factor", above=0.0, most=1.0)
         check.integer("cg_iterations", least=1)
@@ -68,6 +70,7 @@ class Config:
         if self.max_norm != "fan-in" and self.max_norm is not None:
             check.number("max_norm", above=0.0, or_else="'fan-in', or None")
         check.integer("microbatch", least=1, optional=True)
+        check.flag("momentum_off_on_divergence")
 
     @classmethod
     def names(cls) -> list[str]:
@@ -83,6 +86,8 @@ class HFConfig(Config):
         iterate_spacing: iterates ⌈spacing^i⌉ are kept for backtracking.
     """
 
+    _owner: ClassVar[str] = "HF"
+
     damping_factor: float = 2 / 3
     cg_iterations: int = 250
     cg_decay: float = 0.95
@@ -94,7 +99,7 @@ class HFConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check = _Checker("HF", self)
+        check = _Checker(self._owner, self)
         check.number("progress_tolerance", least=0.0)
         check.number("iterate_spacing", above=1.0)
 
@@ -142,6 +147,10 @@ class _Checker:
             self._fail(name, "a whole number" + (" or None" if optional else ""))
         if value < least:
             self._fail(name, f"at least {least}" + (" or None" if optional else ""))
+
+    def flag(self, name: str) -> None:
+        if not isinstance(getattr(self.settings, name), bool):
+            self._fail(name, "True or False")
 
     def choice(self, name: str, options: list[Any]) -> None:
         if getattr(self.settings, name) not in options:

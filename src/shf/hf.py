@@ -10,11 +10,11 @@ from shf.batching import Batch
 from shf.cg import LinearMap, geometric, relative_progress
 from shf.config import HFConfig
 from shf.losses import Reduction
-from shf.network import Network, twice_differentiable_kernels
+from shf.network import Network
 from shf.objective import Objective
 from shf.optimizer import SHF
 from shf.preconditioner import solve_diagonal
-from shf.randomness import mix, preserved_global_state
+from shf.randomness import mix
 from shf.step import Expansion, Solver, StepInfo
 
 
@@ -45,9 +45,8 @@ class HF(SHF):
                 "again, such as a list or a DataLoader"
             )
         network = self._network()
-        self._warn_of_autocast(network.device)
         seed = mix(self._scalars["seed"], self._scalars["iteration"])
-        with preserved_global_state(), twice_differentiable_kernels(network.device):
+        with self._surroundings(network.device):
             problem = _BatchProblem(self, network, batches, curvature, seed)
             return self._iterate(problem, network, lambda: problem.buffers)
 

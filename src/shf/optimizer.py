@@ -79,12 +79,14 @@ class SHF(Optimizer):
         if not isinstance(model, nn.Module):
             raise TypeError(f"{type(self).__name__}(model={model!r}): expected a torch.nn.Module")
         self.config = _make_config(self._config_type, type(self).__name__, options)
-        if not isinstance(weight_decay, int | float) or not 0 <= weight_decay < float("inf"):
-            raise ValueError(f"{type(self).__name__}(weight_decay={weight_decay!r}): must be a number at least 0")
+        _check_decay(type(self).__name__, weight_decay)
+        if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
+            raise ValueError(f"{type(self).__name__}(seed={seed!r}): must be a whole number or None")
         self.model = unwrap(model)
         self.loss = Loss(loss, reduction)
         self._forward, self._select, self._count = forward, select, count
         self._layout: tuple[object, Layout] | None = None
+        self._warned_of_autocast = False
         super().__init__(_groups(self.model, params, weight_decay), {"weight_decay": weight_decay})
         seed = int(torch.randint(2**62, ()).item()) if seed is None else seed
         self.param_groups[0]["shf"] = {
@@ -148,10 +150,9 @@ class SHF(Optimizer):
             raise TypeError("step takes (inputs, targets), not a closure: it evaluates model and loss by itself")
         batch = Batch.of(inputs, targets, self._select, self._count)
         network = self._network()
-        self._warn_of_autocast(network.device)
         scalars = self._scalars
         seed = mix(scalars["seed"], scalars["iteration"])
-        with preserved_global_state(), twice_differentiable_kernels(network.device):
+        with self._surroundings(network.device):
             objective = Objective(
                 network,
                 self.loss,
@@ -168,7 +169,7 @@ class SHF(Optimizer):
         """Begins the next epoch: γ ← min(1.01 γ, 0.99), β ← cβ, and the next curvature rows."""
         s, config = dict(self._scalars), self.config
         s["epoch"] += 1
-        s["cg_decay"] = min(config.cg_decay_growth * s["cg_decay"], max(config.cg_decay_max, config.cg_decay))
+        s["cg_decay"] = min(config.cg_decay_growth * s["cg_decay"], config.cg_decay_max)
         s["update_scale"] *= config.update_decay
         if s["epoch_steps"]:
             mean = s["epoch_loss"] / s["epoch_steps"]
@@ -206,7 +207,21 @@ class SHF(Optimizer):
             raise ValueError(
                 f"parameters of shape {shapes} do not belong to the model that {type(self).__name__} was given"
             )
+        if "weight_decay" in param_group:
+            _check_decay(f"{type(self).__name__}: parameter group", param_group["weight_decay"])
         super().add_param_group({**param_group, "params": params})
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continues where `state_dict` was taken: δ, λ, γ, β, epoch, seed and the groups' weight decay come from it."""
+        if "shf" not in state_dict["param_groups"][0]:
+            raise ValueError(
+                f"the state was not saved by {type(self).__name__}: its first parameter group has no 'shf'"
+            )
+        super().load_state_dict(state_dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All of it (torch's own drops what it does not know): a deep copy has the model's copy, and works."""
+        return self.__dict__.copy()
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -247,15 +262,20 @@ class SHF(Optimizer):
         )
 
     def _find_layout(self, network: Network, batch: Batch, seed: int) -> Layout:
-        """How the model treats rows; looked at again only when its mode or the shape of its inputs changes."""
+        """How the model treats rows; looked at again only when its mode or the shape of its inputs changes.
+
+        A refusal is not remembered: what made the model fail on some rows may have been of that moment (out of memory).
+        """
         key = signature(network, batch)
-        if self._layout is None or key is None or self._layout[0] != key:
-            self._layout = (key, find_layout(network, batch, mix(seed, 2)))
-        return self._layout[1]
+        if self._layout is not None and key is not None and self._layout[0] == key:
+            return self._layout[1]
+        layout = find_layout(network, batch, mix(seed, 2))
+        self._layout = (key, layout) if layout.obstacle is None else None
+        return layout
 
     def _iterate(self, problem: Problem, network: Network, buffers: Callable[[], Mapping[str, Tensor]]) -> StepInfo:
         scalars = self._scalars
-        deltas = [self.state[p].get("delta") for p in network.parameters]
+        deltas = [self.state.get(p, {}).get("delta") for p in network.parameters]
         state = State(
             delta=None if all(d is None for d in deltas) else network.shapes.flatten(deltas, network.parameters[0]),
             damping=self.damping,
@@ -289,23 +309,29 @@ class SHF(Optimizer):
     def _all_or_nothing(self, network: Network, theta: Tensor) -> Iterator[None]:
         """The writes of a step; if anything interrupts them, what was written is taken back."""
         buffers, scalars = network.buffers(), self._scalars
-        states: dict[Tensor, Any] = {p: self.state.get(p, {}) for p in network.parameters}
+        states: dict[Tensor, Any] = dict(self.state)
         try:
             yield
         except BaseException:
             _assign_(network, theta)
             network.assign_buffers_(buffers)
+            self.state.clear()
             self.state.update(states)
             self.param_groups[0]["shf"] = scalars
             raise
 
-    def _warn_of_autocast(self, device: torch.device) -> None:
-        if torch.is_autocast_enabled(device.type):
+    @contextmanager
+    def _surroundings(self, device: torch.device) -> Iterator[None]:
+        """What a step needs around it, whatever the caller has switched on: grad, its own kernels, a quiet generator."""
+        if torch.is_autocast_enabled(device.type) and not self._warned_of_autocast:
+            self._warned_of_autocast = True
             warnings.warn(
                 "autocast is on: SHF switches it off inside step, where half precision would drown the curvature",
                 SHFWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
+        with torch.inference_mode(False), preserved_global_state(), twice_differentiable_kernels(device):
+            yield
 
 
 @torch.no_grad()
@@ -319,6 +345,12 @@ def _make_config(kind: type[Config], owner: str, options: dict[str, Any]) -> Con
     if unknown:
         raise TypeError(f"{owner}() has no option {unknown[0]!r}; options are: {', '.join(kind.names())}")
     return kind(**options)
+
+
+def _check_decay(owner: str, weight_decay: Any) -> None:
+    number = isinstance(weight_decay, int | float) and not isinstance(weight_decay, bool)
+    if not number or not 0 <= weight_decay < float("inf"):
+        raise ValueError(f"{owner}(weight_decay={weight_decay!r}): must be a number at least 0")
 
 
 def _groups(model: nn.Module, params: Parameters | None, weight_decay: float) -> list[dict[str, Any]]:

@@ -33,10 +33,11 @@ def backtrack(value_at: Callable[[int], float], count: int, rule: Backtracking) 
     best = Choice(None, math.inf)
     for index in reversed(range(count)):
         value = value_at(index)
-        if math.isfinite(value) and value < best.value:
-            best = Choice(index, value)
-        elif rule is Backtracking.FIRST_WORSE and best.index is not None and value != best.value:
-            break
+        if math.isfinite(value):
+            if value < best.value:
+                best = Choice(index, value)
+            elif rule is Backtracking.FIRST_WORSE and value > best.value:
+                break
         if rule is Backtracking.LAST:
             break
     return best
