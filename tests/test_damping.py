@@ -1,0 +1,70 @@
+"""The reduction ratio and the rule that moves λ, on hand-made numbers."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import helpers  # noqa: F401 - the hypothesis profile
+from shf.damping import DAMPING_MAX, DAMPING_MIN, adapt_damping, reduction_ratio
+
+FAILURE = -math.inf
+
+
+@pytest.mark.parametrize(
+    ("f_new", "f_old", "model_change", "expected"),
+    [
+        (1.0, 2.0, -1.0, 1.0),
+        (1.5, 2.0, -1.0, 0.5),
+        (0.0, 2.0, -1.0, 2.0),
+        (2.0, 2.0, -1.0, 0.0),
+        pytest.param(2.1, 2.0, -1.0, FAILURE, id="f rose"),
+        pytest.param(2.1, 2.0, 1.0, FAILURE, id="f rose as the model said: still a failure, not ρ > 0"),
+        pytest.param(1.0, 2.0, 0.0, FAILURE, id="the model promises nothing"),
+        pytest.param(1.0, 2.0, 0.5, FAILURE, id="the model promises a rise"),
+        pytest.param(math.nan, 2.0, -1.0, FAILURE, id="f is nan"),
+        pytest.param(math.inf, 2.0, -1.0, FAILURE, id="f is inf"),
+        pytest.param(-math.inf, 2.0, -1.0, FAILURE, id="f is -inf"),
+        pytest.param(1.0, 2.0, math.nan, FAILURE, id="the model is nan"),
+        pytest.param(1.0, 2.0, -math.inf, FAILURE, id="the model is -inf"),
+    ],
+)
+def test_reduction_ratio(f_new, f_old, model_change, expected):
+    assert reduction_ratio(f_new, f_old, model_change) == expected
+
+
+@pytest.mark.parametrize(
+    ("rho", "expected"),
+    [
+        (FAILURE, 100 / 99),
+        (-1.0, 100 / 99),
+        (0.0, 100 / 99),
+        (math.nextafter(0.25, 0), 100 / 99),
+        (0.25, 1.0),
+        (0.5, 1.0),
+        (0.75, 1.0),
+        (math.nextafter(0.75, 1), 0.99),
+        (5.0, 0.99),
+    ],
+)
+def test_damping_moves_only_outside_of_a_quarter_and_three_quarters(rho, expected):
+    assert adapt_damping(1.0, rho, 0.99) == pytest.approx(expected, rel=1e-15)
+
+
+@given(damping=st.floats(1e-12, 1e12), factor=st.floats(0.1, 1.0))
+def test_a_failure_undoes_a_success(damping, factor):
+    assert adapt_damping(adapt_damping(damping, 1.0, factor), 0.0, factor) == pytest.approx(damping, rel=1e-12)
+
+
+@given(rho=st.one_of(st.just(FAILURE), st.floats(-1e9, 1e9)), damping=st.floats(1e-12, 1e12))
+def test_factor_one_keeps_damping(rho, damping):
+    assert adapt_damping(damping, rho, 1.0) == damping
+
+
+@pytest.mark.parametrize(("rho", "bound"), [(0.0, DAMPING_MAX), (1.0, DAMPING_MIN)])
+def test_damping_stays_a_usable_number(rho, bound):
+    damping = 1.0
+    for _ in range(10_000):
+        damping = adapt_damping(damping, rho, 0.5)
+    assert damping == bound
