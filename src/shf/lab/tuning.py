@@ -1,0 +1,299 @@
+"""Choosing a method's settings by successive halving, under a budget that is equal for all methods.
+
+Every combination of the grid trains for a while on a part of the training data; the better third goes on with three times
+as long each, and so on (Jamieson & Talwalkar 2016). Scores come from training rows that were held out, never from the
+test set.
+"""
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from shf.batching import count_rows, select_rows
+from shf.lab.baselines.protocol import Loss, Method, MethodSpec
+from shf.lab.batches import batch_rows
+from shf.lab.choices import (
+    Choice,
+    ChoicesError,
+    Trial,
+    find_choice,
+    packaged_choices,
+    read_choices,
+    user_file,
+    write_choice,
+)
+
+__all__ = [
+    "Budget",
+    "Choice",
+    "ChoicesError",
+    "Subject",
+    "Trial",
+    "find_choice",
+    "packaged_choices",
+    "read_choices",
+    "tune",
+    "user_file",
+    "write_choice",
+]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a whole search may use: seconds of training (evaluation is not counted), or steps. One of the two."""
+
+    seconds: float | None = None
+    iterations: int | None = None
+
+    def __post_init__(self) -> None:
+        given = [value for value in (self.seconds, self.iterations) if value is not None]
+        if len(given) != 1 or not given[0] > 0:
+            raise ValueError(
+                f"Budget(seconds={self.seconds}, iterations={self.iterations}): give one of the two, above 0"
+            )
+
+    def share(self, parts: int) -> "Budget":
+        """One of so many equal parts; at least one step."""
+        if self.iterations is not None:
+            return Budget(iterations=max(1, self.iterations // parts))
+        assert self.seconds is not None
+        return Budget(seconds=self.seconds / parts)
+
+    def covers(self, seconds: float, iterations: int) -> bool:
+        """Whether there is some left after this use."""
+        return iterations < self.iterations if self.iterations is not None else seconds < (self.seconds or 0.0)
+
+    def to_json(self) -> dict[str, float]:
+        name = "seconds" if self.iterations is None else "iterations"
+        return {name: getattr(self, name)}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a trial trains: a freshly initialised network and the whole training part of the data.
+
+    Attributes:
+        model: the network.
+        loss: mean over rows.
+        inputs: training rows; a tensor, dense or CSR.
+        targets: of these rows.
+        batch: the experiment's gradient batch.
+        score: of the network on held-out rows, in evaluation mode; smaller is better.
+        metric: the score's name.
+    """
+
+    model: nn.Module
+    loss: Loss
+    inputs: Any
+    targets: Any
+    batch: int
+    score: Callable[[nn.Module, Any, Any], float]
+    metric: str
+
+
+Build = Callable[[float | None], Subject]
+"""A subject with this amount of input dropout (None: the experiment's own). Equal calls must give equal subjects."""
+Report = Callable[[int, int, Trial], None]
+"""Told after each part of a trial: the rung (from 1), how many trials the rung has, and the trial so far."""
+
+
+@dataclass(frozen=True)
+class _Rows:
+    train: torch.Tensor
+    held_out: torch.Tensor
+
+
+def tune(
+    experiment: str,
+    spec: MethodSpec,
+    build: Build,
+    *,
+    budget: Budget,
+    fixed: Mapping[str, Any] | None = None,
+    input_dropout: Sequence[float] = (),
+    held_out: float = 1 / 6,
+    keep: int = 3,
+    seed: int = 0,
+    report: Report | None = None,
+) -> Choice:
+    """Searches the method's grid, and amounts of input dropout.
+
+    Args:
+        experiment: its name, for the record.
+        spec: the method.
+        build: makes what a trial trains.
+        budget: of the whole search.
+        fixed: settings of the method that are not searched but not its defaults either (weight decay).
+        input_dropout: amounts to try; empty to keep the experiment's own.
+        held_out: the share of training rows that score the trials.
+        keep: one in so many trials goes on to the next rung.
+        seed: of batches, held-out rows and the methods' random draws.
+        report: see `Report`.
+
+    Raises:
+        ValueError: if there is nothing to choose between, or an argument is out of range.
+        ArithmeticError: if every combination diverged.
+    """
+    if not 0 < held_out < 1:
+        raise ValueError(f"tune(held_out={held_out}): must be in (0, 1)")
+    if keep < 2:
+        raise ValueError(f"tune(keep={keep}): must be at least 2")
+    combinations = list(_combinations(spec, input_dropout))
+    if len(combinations) < 2:
+        raise ValueError(
+            f"{spec.name} has nothing to tune: its grid is empty and no amounts of input dropout were given"
+        )
+    rows = _split(count_rows(build(combinations[0][1]).inputs), held_out, seed)
+    given = {**(fixed or {}), **({"seed": seed} if "seed" in spec.defaults else {})}
+    runs = [_Run(spec, build, rows, {**given, **settings}, settings, p, seed) for settings, p in combinations]
+    survivors = _halve(runs, budget, keep, report)
+    best = min(survivors, key=lambda run: run.score)
+    if not math.isfinite(best.score):
+        raise ArithmeticError(f"{spec.name} on {experiment}: every combination of settings diverged; widen the grid")
+    return Choice(
+        experiment=experiment,
+        method=spec.name,
+        settings=best.settings,
+        input_dropout=best.input_dropout,
+        score=best.score,
+        metric=best.metric,
+        budget=budget.to_json(),
+        held_out=len(rows.held_out),
+        seed=seed,
+        edge=_edges(spec, best.settings),
+        trials=tuple(run.trial() for run in runs),
+    )
+
+
+def _halve(runs: Sequence["_Run"], budget: Budget, keep: int, report: Report | None) -> Sequence["_Run"]:
+    """Runs all rungs; returns those of the last, with their scores."""
+    sizes = _rungs(len(runs), keep)
+    for rung, size in enumerate(sizes, start=1):
+        ranked = sorted(runs, key=lambda run: run.score)
+        runs = ranked[:size]
+        for run in ranked[size:]:
+            run.release()
+        share = budget.share(len(sizes) * size)
+        for run in runs:
+            run.advance(share)
+            if report is not None:
+                report(rung, size, run.trial())
+    return runs
+
+
+def _rungs(count: int, keep: int) -> list[int]:
+    """How many trials each rung has: n, n/keep, … as long as there is something to choose between."""
+    sizes = [count]
+    while (following := math.ceil(sizes[-1] / keep)) > 1:
+        sizes.append(following)
+    return sizes
+
+
+def _combinations(spec: MethodSpec, dropout: Sequence[float]) -> Iterator[tuple[dict[str, Any], float | None]]:
+    amounts: Sequence[float | None] = dropout or (None,)
+    for values in itertools.product(*spec.grid.values()):
+        for amount in amounts:
+            yield dict(zip(spec.grid, values, strict=True)), amount
+
+
+def _split(rows: int, held_out: float, seed: int) -> _Rows:
+    count = round(rows * held_out)
+    if not 0 < count < rows:
+        raise ValueError(f"tune(held_out={held_out}): of {rows} training rows this holds out {count}")
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
+    return _Rows(order[count:].sort().values, order[:count].sort().values)
+
+
+def _edges(spec: MethodSpec, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Settings at an end of an ordered grid with something between its ends."""
+    return tuple(n for n, values in spec.grid.items() if len(values) > 2 and settings[n] in (values[0], values[-1]))
+
+
+@dataclass(frozen=True)
+class _Batches:
+    """Batches of a data set, cut out anew at every pass so that many trials do not hold as many copies of it."""
+
+    inputs: Any
+    targets: Any
+    parts: Sequence[torch.Tensor]
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        return ((select_rows(self.inputs, part), select_rows(self.targets, part)) for part in self.parts)
+
+
+@dataclass
+class _Run:
+    """A trial at work: it trains in portions and is scored after each."""
+
+    spec: MethodSpec
+    build: Build
+    rows: _Rows
+    complete: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    input_dropout: float | None
+    seed: int
+    scores: list[float | None] = field(default_factory=list)
+    score: float = math.inf
+    metric: str = ""
+    iterations: int = 0
+    seconds: float = 0.0
+    diverged: bool = False
+
+    def __post_init__(self) -> None:
+        self._subject: Subject | None = None
+        self._method: Method | None = None
+        self._steps: Iterator[float] | None = None
+
+    def advance(self, share: Budget) -> None:
+        """Trains for one more share of the budget, then scores the network on the held-out rows."""
+        if self._steps is None:
+            self._begin()
+        assert self._subject is not None
+        assert self._steps is not None
+        seconds, iterations = 0.0, 0
+        while not self.diverged and share.covers(seconds, iterations):
+            started = time.perf_counter()
+            self.diverged = not math.isfinite(next(self._steps))
+            seconds, iterations = seconds + time.perf_counter() - started, iterations + 1
+        self.seconds, self.iterations = self.seconds + seconds, self.iterations + iterations
+        self.score = math.inf if self.diverged else self._evaluate(self._subject)
+        self.scores.append(self.score if math.isfinite(self.score) else None)
+
+    def release(self) -> None:
+        """Gives up network and method: the trial is over."""
+        self._subject, self._method, self._steps = None, None, None
+
+    def trial(self) -> Trial:
+        return Trial(dict(self.settings), self.input_dropout, tuple(self.scores), self.iterations, self.seconds)
+
+    def _begin(self) -> None:
+        self._subject = self.build(self.input_dropout)
+        self.metric = self._subject.metric
+        self._method = self.spec.build(self._subject.model, self._subject.loss, self.complete)
+        self._steps = self._train(self._subject, self._method)
+
+    def _train(self, subject: Subject, method: Method) -> Iterator[float]:
+        """Steps without end, each yielding the objective it saw."""
+        size = subject.batch if self.spec.batch == "experiment" else int(self.spec.batch)
+        parts = batch_rows(len(self.rows.train), size, seed=self.seed, epoch=0)
+        batches = _Batches(subject.inputs, subject.targets, [self.rows.train[part] for part in parts])
+        steps: Iterable[tuple[Any, Any]] = [(batches, None)] if self.spec.reads_batches else batches
+        subject.model.train()
+        while True:
+            for inputs, targets in steps:
+                yield method.step(inputs, targets)["objective"]
+            method.next_epoch()
+
+    def _evaluate(self, subject: Subject) -> float:
+        rows = self.rows.held_out
+        subject.model.eval()
+        with torch.no_grad():
+            score = subject.score(subject.model, select_rows(subject.inputs, rows), select_rows(subject.targets, rows))
+        subject.model.train()
+        return score if math.isfinite(score) else math.inf
