@@ -1,0 +1,225 @@
+"""Settings: what is out of range is refused where it is given, by name, value and range."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import shf
+from helpers import labelled, mlp, valued
+
+NAN, INF = math.nan, math.inf
+
+OUT_OF_RANGE = {
+    "damping": ([0, -1.0, NAN, INF, "1", None, True], "a number greater than 0"),
+    "damping_factor": ([0, -0.5, 1.01, NAN, None], "a number greater than 0 and at most 1"),
+    "cg_iterations": ([0, -3], "at least 1"),
+    "curvature_batch": ([0, -1], "at least 1 or None"),
+    "cg_decay": ([-0.1, 1.1, NAN, None, "0.5"], "a number at least 0 and at most 1"),
+    "cg_decay_growth": ([0.99, -1, INF, NAN], "a number at least 1"),
+    "cg_decay_max": ([-0.1, 1.1, NAN], "a number at least 0 and at most 1"),
+    "update_decay": ([0, -0.5, 1.1, NAN], "a number greater than 0 and at most 1"),
+    "preconditioner": (["fisher", "", 0, False], "one of 'empirical-fisher', 'jacobi', None"),
+    "preconditioner_exponent": ([-0.1, 1.1, NAN, None], "a number at least 0 and at most 1"),
+    "backtracking": (["best", "last", 1, True], "one of 'all', 'first-worse', None"),
+    "line_search_steps": ([-1], "at least 0"),
+    "max_norm": ([0, -2.0, NAN, INF, "fan-out", True], "a number greater than 0, 'fan-in', or None"),
+    "microbatch": ([0, -1], "at least 1 or None"),
+    "momentum_off_on_divergence": ([None, "yes", 1], "True or False"),
+}
+NOT_WHOLE = {
+    "cg_iterations": ([2.0, 2.5, "3", None, True], "a whole number"),
+    "curvature_batch": ([10.0, "all", True], "a whole number or None"),
+    "line_search_steps": ([60.0, None, False], "a whole number"),
+    "microbatch": ([8.0, "8"], "a whole number or None"),
+}
+OWN_OF_HF = {
+    "progress_tolerance": ([-1e-9, NAN, None], "a number at least 0"),
+    "iterate_spacing": ([1.0, 0.5, INF, None], "a number greater than 1"),
+}
+OF_THE_OPTIMIZER = {
+    "weight_decay": ([-1e-9, NAN, INF, None, "0", True], "a number at least 0"),
+    "seed": ([1.5, "1", True], "a whole number or None"),
+}
+
+
+def each(*tables):
+    return [
+        pytest.param(name, value, expected, id=f"{name}={value!r}")
+        for table in tables
+        for name, (values, expected) in table.items()
+        for value in values
+    ]
+
+
+def message(owner, name, value, expected):
+    return f"{owner}({name}={value!r}): must be {expected}"
+
+
+def test_every_setting_is_in_the_table():
+    assert set(OUT_OF_RANGE) == set(shf.Config.names())
+    assert set(OUT_OF_RANGE) | set(OWN_OF_HF) == set(shf.HFConfig.names())
+
+
+@pytest.mark.parametrize(("name", "value", "expected"), each(OUT_OF_RANGE, NOT_WHOLE, OF_THE_OPTIMIZER))
+def test_shf_refuses_what_is_out_of_range(name, value, expected):
+    with pytest.raises(ValueError, match="must be") as error:
+        shf.SHF(mlp(), nn.CrossEntropyLoss(), **{name: value})
+    assert str(error.value) == message("SHF", name, value, expected)
+
+
+@pytest.mark.parametrize(("name", "value", "expected"), each(OUT_OF_RANGE, NOT_WHOLE, OWN_OF_HF, OF_THE_OPTIMIZER))
+def test_hf_refuses_what_is_out_of_range(name, value, expected):
+    with pytest.raises(ValueError, match="must be") as error:
+        shf.HF(mlp(), nn.CrossEntropyLoss(), **{name: value})
+    assert str(error.value) == message("HF", name, value, expected)
+
+
+@pytest.mark.parametrize(("name", "value", "expected"), each(OUT_OF_RANGE, NOT_WHOLE))
+def test_config_refuses_the_same_by_itself(name, value, expected):
+    with pytest.raises(ValueError, match="must be") as error:
+        shf.Config(**{name: value})
+    assert str(error.value) == message("SHF", name, value, expected)
+
+
+@pytest.mark.parametrize(("name", "value", "expected"), each({"weight_decay": OF_THE_OPTIMIZER["weight_decay"]}))
+def test_parameter_groups_are_checked_too(name, value, expected):
+    model = mlp()
+    with pytest.raises(ValueError, match="parameter group") as error:
+        shf.SHF(model, nn.CrossEntropyLoss(), [{"params": model.parameters(), name: value}])
+    assert str(error.value) == message("SHF: parameter group", name, value, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("damping", 1e-15),
+        ("damping_factor", 1),
+        ("cg_iterations", 1),
+        ("curvature_batch", 1),
+        ("cg_decay", 0),
+        ("cg_decay", 1),
+        ("cg_decay_growth", 1),
+        ("cg_decay_max", 0.0),
+        ("update_decay", 1),
+        ("preconditioner", "jacobi"),
+        ("preconditioner_exponent", 0),
+        ("preconditioner_exponent", 1),
+        ("backtracking", None),
+        ("line_search_steps", 0),
+        ("max_norm", 1e-3),
+        ("max_norm", "fan-in"),
+        ("microbatch", 1),
+        ("weight_decay", 0),
+        ("seed", 0),
+        ("seed", -1),
+        ("seed", 2**70),
+    ],
+)
+def test_the_ends_of_the_ranges_work(name, value):
+    info = shf.SHF(mlp(), nn.CrossEntropyLoss(), **{name: value}).step(*labelled())
+    assert info.loss_after <= info.loss_before
+
+
+@pytest.mark.parametrize("kind", [shf.SHF, shf.HF])
+@pytest.mark.parametrize("name", ["lr", "momentum", "dampening", "progress_tolerence"])
+def test_unknown_options_are_named(kind, name):
+    with pytest.raises(TypeError) as error:
+        kind(mlp(), nn.CrossEntropyLoss(), **{name: 0.1})
+    assert str(error.value).startswith(f"{kind.__name__}() has no option '{name}'; options are: damping, ")
+
+
+def test_options_are_keyword_only():
+    model = mlp()
+    with pytest.raises(TypeError, match="positional"):
+        shf.SHF(model, nn.CrossEntropyLoss(), model.parameters(), 1.0)
+
+
+def test_defaults_are_those_of_the_paper():
+    assert dataclasses.asdict(shf.Config()) == {
+        "damping": 1.0,
+        "damping_factor": 0.99,
+        "cg_iterations": 3,
+        "curvature_batch": None,
+        "cg_decay": 0.5,
+        "cg_decay_growth": 1.01,
+        "cg_decay_max": 0.99,
+        "update_decay": 1.0,
+        "preconditioner": "empirical-fisher",
+        "preconditioner_exponent": 0.75,
+        "backtracking": "all",
+        "line_search_steps": 60,
+        "max_norm": None,
+        "microbatch": None,
+        "momentum_off_on_divergence": False,
+    }
+
+
+def test_defaults_of_hf_are_those_of_martens():
+    config = shf.HFConfig()
+    assert (config.damping_factor, config.cg_iterations, config.cg_decay) == (2 / 3, 250, 0.95)
+    assert (config.progress_tolerance, config.iterate_spacing) == (5e-4, 1.3)
+
+
+def test_settings_are_frozen():
+    config = shf.SHF(mlp(), nn.CrossEntropyLoss()).config
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.damping = 2.0
+
+
+# --- presets ------------------------------------------------------------------------------------------------------------
+
+PRESETS = {
+    "classifier": {"damping": 1.0, "cg_iterations": 3, "curvature_batch": 100, "weight_decay": 5e-4},
+    "dropout_classifier": {
+        "damping": 1.0,
+        "cg_iterations": 3,
+        "curvature_batch": 100,
+        "weight_decay": 2e-5,
+        "update_decay": 0.998,
+    },
+    "autoencoder": {
+        "damping": 10.0,
+        "cg_iterations": 25,
+        "weight_decay": 0.0,
+        "momentum_off_on_divergence": True,
+    },
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_hold_the_settings_of_the_paper(name):
+    assert dict(getattr(shf.presets, name)) == PRESETS[name]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_work_unpacked(name):
+    model = mlp(dropout=0.5 if name == "dropout_classifier" else 0.0)
+    loss = shf.losses.per_case(nn.BCEWithLogitsLoss()) if name == "autoencoder" else nn.CrossEntropyLoss()
+    inputs, targets = (valued if name == "autoencoder" else labelled)(150)
+    if name == "autoencoder":
+        targets = targets.sigmoid()
+    optimizer = shf.SHF(model, loss, **getattr(shf.presets, name))
+    info = optimizer.step(inputs, targets)
+    assert info.accepted
+    assert info.damping == PRESETS[name]["damping"]
+    assert optimizer.param_groups[0]["weight_decay"] == PRESETS[name]["weight_decay"]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_cannot_be_changed(name):
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        getattr(shf.presets, name)["damping"] = 2.0
+
+
+def test_presets_may_be_overridden():
+    optimizer = shf.SHF(mlp(), nn.CrossEntropyLoss(), **{**shf.presets.classifier, "damping": 7.0})
+    assert optimizer.damping == 7.0
+
+
+@pytest.mark.parametrize("kind", [shf.SHF, shf.HF])
+def test_the_model_must_be_a_module(kind):
+    with pytest.raises(TypeError, match=rf"{kind.__name__}\(model=.*\): expected a torch.nn.Module"):
+        kind(torch.relu, nn.CrossEntropyLoss())
