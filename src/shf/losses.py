@@ -142,7 +142,7 @@ class LossExpansion:
         if (softmax := self._softmax()) is not None:
             p, scale = softmax
             weighted = p.sqrt() * signs(p)
-            return [scale.sqrt() * (weighted - p * (p.sqrt() * weighted).sum(1, keepdim=True))]
+            return [scale.sqrt() * (weighted - p * weighted.sum(1, keepdim=True))]
         return self._dense_root(signs)
 
     def _checked(self, u: Cotangents) -> list[Tensor]:

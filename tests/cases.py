@@ -1,0 +1,332 @@
+"""The declared list: models, losses and data on which products, gradients and preconditioners are checked against dense
+float64 matrices. To add a case, add a line to `CASES`; every test of tests/test_cases.py and the table in the docs follow.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils.checkpoint import checkpoint
+
+import shf
+
+ROWS = 6
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of the list.
+
+    Attributes:
+        name: as it appears in test names and in the docs.
+        kind: the section of the docs table.
+        model: builds the module (float32; the tests make it float64).
+        data: builds (inputs, targets) with ROWS rows.
+        loss: the loss.
+        layers: whether the preconditioner has a layer formula for every parameter (else the exact fallback is used).
+        separable: whether a row's output depends on that row alone.
+    """
+
+    name: str
+    kind: str
+    model: Callable[[], nn.Module]
+    data: Callable[[], tuple[Any, Any]]
+    loss: Any
+    layers: bool = True
+    separable: bool = True
+
+
+def classes(k: int = 3, *shape: int) -> Callable[[], Tensor]:
+    return lambda: torch.randint(k, (ROWS, *shape))
+
+
+def real(*shape: int) -> Callable[[], Tensor]:
+    return lambda: torch.randn(ROWS, *shape)
+
+
+def unit(*shape: int) -> Callable[[], Tensor]:
+    return lambda: torch.rand(ROWS, *shape)
+
+
+def tokens(vocabulary: int, *shape: int) -> Callable[[], Tensor]:
+    return lambda: torch.randint(vocabulary, (ROWS, *shape))
+
+
+def pair(inputs: Callable[[], Any], targets: Callable[[], Any]) -> Callable[[], tuple[Any, Any]]:
+    return lambda: (inputs(), targets())
+
+
+def mlp(activation: Callable[[], nn.Module] = nn.Tanh, out: int = 3, dropout: float = 0.0) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(nn.Linear(4, 5), activation(), nn.Dropout(dropout), nn.Linear(5, out))
+
+
+class Tied(nn.Module):
+    """Autoencoder whose decoder is the encoder's transpose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(torch.tanh(self.encoder(x)), self.encoder.weight.t())
+
+
+class TwiceUsed(nn.Module):
+    """One layer applied two times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.layer(torch.tanh(self.layer(x)))))
+
+
+class Cell(nn.Module):
+    """A recurrent network written by hand, the rows on axis 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.over, self.out = nn.Linear(2, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.new_zeros(len(x), 4)
+        for t in range(x.shape[1]):
+            h = torch.tanh(self.into(x[:, t]) + self.over(h))
+        return self.out(h)
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer of torch and a linear output, on the last step or on all."""
+
+    def __init__(self, kind: type[nn.RNNBase], *, batch_first: bool, every: bool = False, **options: Any) -> None:
+        super().__init__()
+        self.rnn = kind(2, 3, batch_first=batch_first, **options)
+        self.out = nn.Linear(3, 3)
+        self.batch_first, self.every = batch_first, every
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, _ = self.rnn(x if self.batch_first else x.transpose(0, 1))
+        h = h if self.batch_first else h.transpose(0, 1)
+        return self.out(h).transpose(1, 2) if self.every else self.out(h[:, -1])
+
+
+class Packed(nn.Module):
+    """A GRU on packed sequences, its last hidden state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.out = nn.GRU(2, 3, batch_first=True), nn.Linear(3, 3)
+
+    def forward(self, x: Any) -> Tensor:
+        return self.out(self.rnn(x)[1][-1])
+
+
+class Attention(nn.Module):
+    """Self-attention through nn.MultiheadAttention, then LayerNorm and a mean over positions."""
+
+    def __init__(self, dropout: float = 0.0, *, weights: bool = False, causal: bool = False) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, dropout=dropout, batch_first=True)
+        self.norm, self.out = nn.LayerNorm(4), nn.Linear(4, 3)
+        self.weights, self.causal = weights, causal
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=x.dtype) if self.causal else None
+        y, _ = self.attention(x, x, x, need_weights=self.weights, attn_mask=mask)
+        return self.out(self.norm(x + y).mean(1))
+
+
+class FusedAttention(nn.Module):
+    """Attention through F.scaled_dot_product_attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(4, 12), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True)[:, -1])
+
+
+class TinyLanguageModel(nn.Module):
+    """Embedding, one linear layer, output tied to the embedding."""
+
+    def __init__(self, *, tied: bool) -> None:
+        super().__init__()
+        self.embedding, self.middle, self.head = nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 5, bias=False)
+        if tied:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.middle(self.embedding(x)))).transpose(1, 2)
+
+
+class Noise(nn.Module):
+    """Additive Gaussian noise in training."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 0.1 * torch.randn_like(x) if self.training else x
+
+
+class StochasticDepth(nn.Module):
+    """A residual branch that is dropped for whole rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        keep = (torch.rand(len(x), 1, dtype=x.dtype) < 0.5).to(x.dtype) if self.training else 0.5
+        return x + keep * torch.tanh(self.inner(x))
+
+
+class Checkpointed(nn.Module):
+    """A block recomputed in the backward pass, with dropout inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.head = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Dropout(0.5)), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(checkpoint(self.block, x, use_reentrant=False))
+
+
+class Idle(nn.Module):
+    """A parameter that does not influence the output, and one only through a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.unused = nn.Linear(4, 3), nn.Parameter(torch.randn(2, 2))
+        self.scales = nn.ParameterList([nn.Parameter(torch.ones(3)), nn.Parameter(torch.randn(3))])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x) * self.scales[0] + self.scales[1]
+
+
+class Residual(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(x)
+
+
+def cnn(
+    norm: Callable[[], nn.Module] = nn.Identity, *, inplace: bool = False, groups: int = 1
+) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1, groups=groups),
+        norm(),
+        nn.ReLU(inplace=inplace),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16, 3),
+    )
+
+
+def packed() -> tuple[Any, Tensor]:
+    lengths = torch.tensor([4, 2, 3, 1, 4, 2])
+    return pack_padded_sequence(torch.randn(ROWS, 4, 2), lengths, batch_first=True, enforce_sorted=False), classes()()
+
+
+CE, BCE, MSE = nn.CrossEntropyLoss(), nn.BCEWithLogitsLoss(), nn.MSELoss()
+vectors = pair(real(4), classes())
+images = pair(real(2, 4, 4), classes())
+series = pair(real(5, 2), classes())
+
+
+def logistic_by_hand(outputs: Tensor, targets: Tensor) -> Tensor:
+    """A plain callable: torch knows nothing of it but its derivatives."""
+    return (F.softplus(outputs) - outputs * targets).sum(1).mean()
+
+
+def activation_case(kind: type[nn.Module]) -> Case:
+    return Case(f"MLP, {kind.__name__}", "feed-forward", mlp(kind), vectors, CE)
+
+
+CASES = [
+    *(activation_case(kind) for kind in (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.Softplus, nn.ELU)),
+    Case("cross-entropy, probabilities", "losses", mlp(), pair(real(4), lambda: torch.rand(ROWS, 3).softmax(1)), CE),
+    Case("cross-entropy, class weights", "losses", mlp(), vectors, nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 0.5]).double())),
+    Case("cross-entropy, label smoothing", "losses", mlp(), vectors, nn.CrossEntropyLoss(label_smoothing=0.1)),
+    Case("cross-entropy, ignore_index", "losses", mlp(), vectors, nn.CrossEntropyLoss(ignore_index=0)),
+    Case("cross-entropy, sum", "losses", mlp(), vectors, nn.CrossEntropyLoss(reduction="sum")),
+    Case("cross-entropy, sequences", "losses", lambda: Recurrent(nn.RNN, batch_first=True, every=True),
+         pair(real(5, 2), classes(3, 5)), CE, layers=False),
+    Case("binary cross-entropy", "losses", mlp(), pair(real(4), unit(3)), BCE),
+    Case("binary cross-entropy, pos_weight", "losses", mlp(), pair(real(4), unit(3)),
+         nn.BCEWithLogitsLoss(pos_weight=torch.tensor([1.0, 2.0, 3.0]).double())),
+    Case("binary cross-entropy, per case", "losses", mlp(), pair(real(4), unit(3)), shf.losses.per_case(BCE)),
+    Case("cross-entropy, per case", "losses", mlp(), vectors, shf.losses.per_case(CE)),
+    Case("squared error", "losses", mlp(), pair(real(4), real(3)), MSE),
+    Case("squared error, sum", "losses", mlp(), pair(real(4), real(3)), nn.MSELoss(reduction="sum")),
+    Case("Poisson", "losses", mlp(), pair(real(4), unit(3)), nn.PoissonNLLLoss()),
+    Case("Huber", "losses", mlp(), pair(real(4), real(3)), nn.HuberLoss()),
+    Case("a plain callable", "losses", mlp(), pair(real(4), unit(3)), logistic_by_hand),
+    Case("dropout", "randomness", mlp(dropout=0.5), vectors, CE),
+    Case("noise", "randomness", lambda: nn.Sequential(nn.Linear(4, 5), Noise(), nn.Tanh(), nn.Linear(5, 3)), vectors, CE),
+    Case("stochastic depth", "randomness", lambda: nn.Sequential(StochasticDepth(), nn.Linear(4, 3)), vectors, CE),
+    Case("alpha dropout", "randomness", lambda: nn.Sequential(nn.Linear(4, 5), nn.SELU(), nn.AlphaDropout(0.3), nn.Linear(5, 3)),
+         vectors, CE),
+    Case("RReLU", "randomness", mlp(nn.RReLU), vectors, CE),
+    Case("checkpointing with dropout inside", "randomness", Checkpointed, vectors, CE),
+    Case("tied weights", "sharing", Tied, pair(real(4), real(4)), MSE, layers=False),
+    Case("a layer used twice", "sharing", TwiceUsed, vectors, CE),
+    Case("no influence, ParameterList", "sharing", Idle, vectors, CE, layers=False),
+    Case("weight_norm", "sharing",
+         lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 3)), vectors, CE, layers=False),
+    Case("Conv2d, pooling", "convolutional", cnn(), images, CE),
+    Case("Conv2d, in-place activation", "convolutional", cnn(inplace=True), images, CE, layers=False),
+    Case("Conv2d, groups", "convolutional", cnn(groups=2), images, CE),
+    Case("Conv2d, GroupNorm", "convolutional", cnn(lambda: nn.GroupNorm(2, 4)), images, CE),
+    Case("Conv2d, BatchNorm", "convolutional", cnn(lambda: nn.BatchNorm2d(4)), images, CE, layers=False, separable=False),
+    Case("Conv2d, Dropout2d", "convolutional", cnn(nn.Dropout2d), images, CE),
+    Case("Conv1d", "convolutional", lambda: nn.Sequential(nn.Conv1d(2, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(9, 3)),
+         pair(real(2, 5), classes()), CE),
+    Case("Conv3d", "convolutional", lambda: nn.Sequential(nn.Conv3d(1, 2, 2), nn.Tanh(), nn.Flatten(), nn.Linear(16, 3)),
+         pair(real(1, 3, 3, 3), classes()), CE),
+    Case("ConvTranspose2d", "convolutional",
+         lambda: nn.Sequential(nn.ConvTranspose2d(2, 2, 2, stride=2), nn.Tanh(), nn.AvgPool2d(4), nn.Flatten(), nn.Linear(8, 3)),
+         images, CE),
+    Case("residual connections", "convolutional",
+         lambda: nn.Sequential(Residual(nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.Tanh())), nn.Flatten(), nn.Linear(32, 3)),
+         images, CE),
+    Case("BatchNorm1d", "normalisation", lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3)),
+         vectors, CE, layers=False, separable=False),
+    Case("LayerNorm", "normalisation", lambda: nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, 3)),
+         vectors, CE),
+    Case("cell written by hand", "recurrent", Cell, series, CE),
+    Case("RNN", "recurrent", lambda: Recurrent(nn.RNN, batch_first=True), series, CE, layers=False),
+    Case("GRU", "recurrent", lambda: Recurrent(nn.GRU, batch_first=True), series, CE, layers=False),
+    Case("LSTM, time first, dropout, T = rows", "recurrent",
+         lambda: Recurrent(nn.LSTM, batch_first=False, num_layers=2, dropout=0.5), pair(real(ROWS, 2), classes()), CE, layers=False),
+    Case("LSTM, bidirectional", "recurrent",
+         lambda: nn.Sequential(nn.LSTM(2, 3, batch_first=True, bidirectional=True), _Last(), nn.Linear(6, 3)), series, CE, layers=False),
+    Case("GRU, packed sequences", "recurrent", Packed, packed, CE, layers=False),
+    Case("MultiheadAttention, LayerNorm", "attention", Attention, pair(real(5, 4), classes()), CE, layers=False),
+    Case("MultiheadAttention, dropout", "attention", lambda: Attention(0.5), pair(real(5, 4), classes()), CE, layers=False),
+    Case("MultiheadAttention, dropout, weights", "attention", lambda: Attention(0.5, weights=True), pair(real(5, 4), classes()),
+         CE, layers=False),
+    Case("MultiheadAttention, causal", "attention", lambda: Attention(causal=True), pair(real(5, 4), classes()), CE, layers=False),
+    Case("scaled_dot_product_attention", "attention", FusedAttention, pair(real(5, 4), classes()), CE),
+    Case("TransformerEncoderLayer", "attention",
+         lambda: nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, 0.1, batch_first=True), _Last(), nn.Linear(4, 3)),
+         pair(real(5, 4), classes()), CE, layers=False),
+    Case("Embedding", "attention", lambda: TinyLanguageModel(tied=False), pair(tokens(5, 4), classes(5, 4)), CE),
+    Case("Embedding tied to the output", "attention", lambda: TinyLanguageModel(tied=True), pair(tokens(5, 4), classes(5, 4)), CE,
+         layers=False),
+]  # fmt: skip
+
+
+class _Last(nn.Module):
+    """The last step of a sequence (of a recurrent layer's first output)."""
+
+    def forward(self, x: Any) -> Tensor:
+        return (x[0] if isinstance(x, tuple) else x)[:, -1]
