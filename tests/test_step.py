@@ -1,0 +1,236 @@
+"""Algorithm 1 over flat vectors, on hand-made problems whose every number is known."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers import assert_close, identical
+from shf.cg import CGStop, conjugate_gradient, identity
+from shf.config import Config
+from shf.step import SHORT_RUNS, Expansion, Solver, State, shf_step
+
+NAN, INF = math.nan, math.inf
+N = 5
+START = State(delta=None, damping=1e-15, cg_decay=0.5, update_scale=1.0)
+
+
+class Quadratic:
+    """f(θ) = ½ θ'Aθ - b'θ with its own A as curvature, unless told otherwise; `fails` replaces f at the n-th trial."""
+
+    def __init__(self, seed=0, curvature=None, fails=None):
+        source = torch.Generator().manual_seed(seed)
+        M = torch.randn(N, N, generator=source, dtype=torch.float64)
+        self.A = M @ M.t() + torch.eye(N, dtype=torch.float64)
+        self.b, self.theta = torch.randn(2, N, generator=source, dtype=torch.float64)
+        self.trials = []
+        self.products = []
+        self._curvature = self.A if curvature is None else curvature
+        self._fails = fails or {}
+
+    def f(self, theta):
+        return (0.5 * theta @ self.A @ theta - self.b @ theta).item()
+
+    def expand(self):
+        return Expansion(self.f(self.theta), self.A @ self.theta - self.b, lambda damping: identity)
+
+    def curvature(self):
+        def product(v):
+            self.products.append(v.clone())
+            return self._curvature @ v
+
+        return product
+
+    def value(self, theta):
+        self.trials.append(theta.clone())
+        return self._fails.get(len(self.trials), self.f(theta))
+
+    def step(self, state=START, solver=SHORT_RUNS, **options):
+        return shf_step(self, self.theta, state, Config(**options), solver)
+
+    def cg(self, state=START, iterations=3):
+        """What CG must have done in that step."""
+        start = None if state.delta is None else state.cg_decay * state.delta
+        B = self._curvature + state.damping * torch.eye(N, dtype=torch.float64)
+        return conjugate_gradient(B.mv, self.b - self.A @ self.theta, start=start, iterations=iterations)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_a_strictly_convex_quadratic_is_solved_in_one_step(seed):
+    problem = Quadratic(seed)
+    theta, _, info = problem.step(cg_iterations=2 * N)
+    solution = torch.linalg.solve(problem.A, problem.b)
+    assert_close(theta, solution, 1e-6)
+    assert info.loss_after == pytest.approx(problem.f(solution), rel=1e-9)
+    assert info.step_size == 1
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(1e-6, 10.0), st.sampled_from(["all", "first-worse", None]))
+def test_the_undamped_model_of_a_quadratic_is_exact_at_every_damping(seed, damping, rule):
+    _, after, info = Quadratic(seed).step(dataclasses.replace(START, damping=damping), backtracking=rule)
+    assert info.reduction_ratio == pytest.approx(1.0, rel=1e-6)
+    assert after.damping == pytest.approx(0.99 * damping)
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0.0, 1.0))
+def test_cg_starts_from_gamma_times_the_last_delta(seed, gamma):
+    problem = Quadratic(seed)
+    delta = torch.arange(1.0, N + 1, dtype=torch.float64)
+    state = State(delta=delta, damping=0.3, cg_decay=gamma, update_scale=1.0)
+    _, after, info = problem.step(state)
+    if gamma:
+        assert identical(problem.products[0], gamma * delta)
+    assert info.products == info.cg_steps + (gamma > 0)
+    assert_close(after.delta, problem.cg(state).last)
+
+
+def test_arguments_are_untouched():
+    problem = Quadratic()
+    state = State(delta=torch.ones(N, dtype=torch.float64), damping=1.0, cg_decay=0.5, update_scale=0.5)
+    before = [problem.theta.clone(), state.delta.clone()]
+    theta, after, _ = problem.step(state)
+    assert identical([problem.theta, state.delta], before)
+    assert theta.data_ptr() != problem.theta.data_ptr()
+    assert after.delta.data_ptr() != state.delta.data_ptr()
+
+
+@pytest.mark.parametrize(("rule", "chosen"), [("all", 3), ("first-worse", 3), (None, 4)])
+def test_what_is_handed_on_is_the_last_iterate_not_the_chosen(rule, chosen):
+    problem = Quadratic(fails={1: 1e9})  # the first trial is the last iterate
+    theta, after, info = problem.step(backtracking=rule, line_search_steps=0, cg_iterations=4)
+    iterates = problem.cg(iterations=4).iterates
+    assert info.chosen_iterate == chosen
+    assert_close(after.delta, iterates[-1])
+    assert_close(theta, problem.theta if rule is None else problem.theta + iterates[chosen - 1])
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.998, 0.25])
+def test_beta_scales_the_update_and_nothing_else(beta):
+    problem = Quadratic()
+    whole, plain = problem.step()[::2]
+    scaled, info = problem.step(dataclasses.replace(START, update_scale=beta))[::2]
+    assert_close(scaled - problem.theta, beta * (whole - problem.theta))
+    assert info == plain
+
+
+def test_the_line_search_shortens_the_chosen_step():
+    """With a tenth of the true curvature the step overshoots; α brings it back, and only α."""
+    problem = Quadratic()
+    problem._curvature = 0.1 * problem.A
+    theta, after, info = problem.step(cg_iterations=2 * N, backtracking=None)
+    delta = problem.cg(iterations=2 * N).last
+    assert 0 < info.step_size < 1
+    assert math.log(info.step_size, 0.8) == pytest.approx(round(math.log(info.step_size, 0.8)))
+    assert_close(theta, problem.theta + info.step_size * delta)
+    assert_close(after.delta, delta)
+    assert info.loss_after == pytest.approx(problem.f(theta))
+    assert info.reduction_ratio == -INF  # judged at the full step, where f rose
+
+
+def test_a_rejected_step_leaves_theta_and_raises_damping():
+    problem = Quadratic(curvature=1e-3 * torch.eye(N, dtype=torch.float64))
+    theta, after, info = problem.step(line_search_steps=2)
+    assert identical(theta, problem.theta)
+    assert (info.accepted, info.step_size, info.loss_after) == (False, 0.0, info.loss_before)
+    assert after.damping == START.damping / 0.99
+    assert after.delta is not None  # CG's solution is still where the next run starts
+
+
+def test_the_cost_account():
+    problem = Quadratic()
+    _, _, info = problem.step(cg_iterations=4, backtracking="all")
+    assert (info.gradients, info.products, info.cg_steps, info.evaluations) == (1, 4, 4, 4)
+    assert len(problem.products) == 4
+    assert len(problem.trials) == info.evaluations
+    problem = Quadratic()
+    assert problem.step(cg_iterations=4, backtracking=None)[2].evaluations == len(problem.trials) == 1
+
+
+def test_line_search_trials_are_evaluations():
+    problem = Quadratic(curvature=1e-3 * torch.eye(N, dtype=torch.float64))
+    _, _, info = problem.step(line_search_steps=7, cg_iterations=2)
+    assert info.evaluations == len(problem.trials) == 2 + 7
+
+
+def test_the_solver_decides_which_iterates_take_part():
+    problem = Quadratic()
+    _, _, info = problem.step(solver=Solver(keep=lambda number: number == 2), cg_iterations=4)
+    assert info.evaluations == 2  # the second and the last
+    _, _, info = problem.step(solver=Solver(stop=lambda values: len(values) == 3), cg_iterations=4)
+    assert (info.cg_steps, info.cg_stop) == (2, CGStop.PROGRESS)
+
+
+# --- failed trials ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+def test_an_iterate_without_a_finite_objective_is_skipped(bad):
+    problem = Quadratic(fails={1: bad})
+    theta, _, info = problem.step()
+    assert info.chosen_iterate == 2
+    assert_close(theta, problem.theta + problem.cg().iterates[1])
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+@pytest.mark.parametrize("rule", ["all", "first-worse", None])
+def test_nothing_finite_means_no_step(bad, rule):
+    problem = Quadratic(fails=dict.fromkeys(range(1, 10), bad))
+    theta, after, info = problem.step(backtracking=rule)
+    assert identical(theta, problem.theta)
+    assert (info.chosen_iterate, info.step_size, info.accepted) == (0, 0.0, False)
+    assert info.loss_after == info.loss_before
+    assert info.reduction_ratio == -INF
+    assert after.damping > info.damping
+
+
+@pytest.mark.parametrize("bad", [NAN, INF])
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_non_finite_product_ends_cg_and_the_iterates_before_it_count(bad, at):
+    problem = Quadratic()
+    good = problem.A
+
+    def curvature():
+        count = iter(range(1, 100))
+        return lambda v: good @ v * (bad if next(count) == at else 1.0)
+
+    problem.curvature = curvature
+    theta, after, info = problem.step()
+    assert (info.cg_stop, info.cg_steps, info.chosen_iterate) == (CGStop.NON_FINITE, at - 1, at - 1)
+    assert info.accepted == (at > 1)
+    if at == 1:
+        assert identical(theta, problem.theta)
+        assert after.damping > info.damping
+    assert torch.isfinite(theta).all()
+    assert torch.isfinite(after.delta).all()
+
+
+def test_no_curvature_and_no_descent_is_a_failure():
+    """B = -I is no Gauss-Newton matrix; CG refuses its first direction, and there is no iterate."""
+    problem = Quadratic(curvature=-torch.eye(N, dtype=torch.float64))
+    theta, after, info = problem.step()
+    assert identical(theta, problem.theta)
+    assert (info.cg_stop, info.chosen_iterate, info.reduction_ratio) == (CGStop.NON_POSITIVE_CURVATURE, 0, -INF)
+    assert after.damping > info.damping
+
+
+def test_at_the_minimum_nothing_moves():
+    problem = Quadratic()
+    problem.theta = torch.zeros(N, dtype=torch.float64)
+    problem.b = torch.zeros(N, dtype=torch.float64)
+    theta, _, info = problem.step()
+    assert identical(theta, problem.theta)
+    assert (info.cg_stop, info.gradient_norm, info.accepted) == (CGStop.ZERO_RESIDUAL, 0.0, False)
+
+
+def test_an_update_beyond_the_largest_number_is_not_accepted():
+    problem = Quadratic()
+    problem.theta = torch.full((N,), 1e38, dtype=torch.float32)
+    problem.expand = lambda: Expansion(1.0, torch.full((N,), -1e30), lambda damping: identity)
+    problem._curvature = torch.eye(N) * 1e-9
+    problem.f = lambda theta: 0.5
+    theta, _, info = problem.step()
+    assert not info.accepted
+    assert identical(theta, problem.theta)
