@@ -128,7 +128,7 @@ def _momentum(nesterov: bool) -> Callable[[nn.Module, Loss, Settings], TorchMeth
     def factory(model: nn.Module, loss: Loss, settings: Settings) -> TorchMethod:
         objective = _objective(model, loss, settings)
         total, last = settings["total_updates"], settings["final_updates"]
-        final_from = math.inf if total is None else total - last
+        final_from = math.inf if total is None else total - min(last, total // 10)  # at most the last tenth of a run
 
         def schedule(t: int) -> Mapping[str, float]:
             return {"momentum": momentum_schedule(t, settings["max_momentum"], final_from=final_from)}
