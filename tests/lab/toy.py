@@ -13,6 +13,7 @@ from shf.lab.models import classifier
 LOSS = nn.CrossEntropyLoss()
 # Few cases, few steps: methods whose defaults are meant for long runs get settings for short ones.
 QUICK: dict[str, dict[str, Any]] = {
+    "adam": {"learning_rate": 0.01},
     "sgd": {"learning_rate": 0.1},
     "sgd-vi": {"learning_rate": 0.1},
     "dropout-sgd-all": {"learning_rate": 1.0},

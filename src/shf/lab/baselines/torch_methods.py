@@ -176,7 +176,7 @@ def _lbfgs(model: nn.Module, loss: Loss, settings: Settings) -> LBFGSMethod:
 
 
 _COMMON: Settings = {"weight_decay": 0.0, "seed": 0}
-_RATES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)
+_RATES = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)
 _BATCH = 200
 
 
@@ -189,7 +189,7 @@ def _momentum_spec(name: str, summary: str, maximum: float, *, nesterov: bool = 
 def _simple_spec(
     name: str, summary: str, optimizer: Callable[..., torch.optim.Optimizer], rates: tuple[float, ...], **rest: Any
 ) -> MethodSpec:
-    defaults = {"learning_rate": rates[len(rates) // 2], **_COMMON}
+    defaults = {"learning_rate": rest.pop("rate", 0.01), **_COMMON}
     return MethodSpec(name, summary, _simple(optimizer), defaults, {"learning_rate": rates}, _BATCH, **rest)
 
 
@@ -207,8 +207,14 @@ SPECS: tuple[MethodSpec, ...] = (
     _simple_spec(
         "sgd-vi", "SGD from the normalised initialisation", torch.optim.SGD, _RATES, initialisation="normalised"
     ),
-    _simple_spec("adagrad", "Adagrad (Duchi et al.)", torch.optim.Adagrad, (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)),
-    _simple_spec("adam", "Adam (Kingma & Ba)", torch.optim.Adam, (0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)),
+    _simple_spec("adagrad", "Adagrad (Duchi et al.)", torch.optim.Adagrad, (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)),
+    _simple_spec(
+        "adam",
+        "Adam (Kingma & Ba)",
+        torch.optim.Adam,
+        (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001),
+        rate=0.001,
+    ),
     MethodSpec(
         "muon",
         "Muon for matrices, AdamW for biases",
