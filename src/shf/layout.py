@@ -53,7 +53,8 @@ def find_layout(network: Network, batch: Batch, seed: int) -> Layout:
     """Runs the model on rows (0, 1, 0) and on rows (0, 1), with the same frozen draws, and compares.
 
     Raises:
-        RuntimeError: if the model gives different outputs for the same inputs, parameters and draws.
+        RuntimeError: if the model gives different outputs for the same inputs, parameters and draws, or hides its
+            parameters from autograd (reentrant checkpointing).
     """
     try:
         three, two = batch.take(_THREE.clamp_max(batch.rows - 1)), batch.take(_TWO.clamp_max(batch.rows - 1))
@@ -63,6 +64,7 @@ def find_layout(network: Network, batch: Batch, seed: int) -> Layout:
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         return _refusal(network, batch, f"it fails on two of its rows ({type(error).__name__}: {error})")
     _refuse_other_randomness(network, three, seed)
+    _refuse_reentrant_checkpointing(network, two, seed)
     if first.separable or not any(axis is not None and axis.fold > 1 for axis in first.draws):
         return first
     second = _attempt(network, three, two, seed, minor=True)
@@ -158,6 +160,24 @@ def _refuse_other_randomness(network: Network, batch: Batch, seed: int) -> None:
                 "of torch (random, numpy) or a hidden state. Every evaluation in a step must see the same network; draw "
                 "through torch, or put the module in eval mode"
             )
+
+
+def _refuse_reentrant_checkpointing(network: Network, batch: Batch, seed: int) -> None:
+    """Its parameters are invisible to autograd.grad: they would silently count as having no influence."""
+    with torch.enable_grad(), Draws(seed, 2).over():
+        outputs = network(network.leaves(), batch.inputs)
+    nodes = {z.grad_fn for z in _floating(outputs) if z.grad_fn is not None}
+    queue = list(nodes)
+    while queue:
+        node = queue.pop()
+        if node.name() == "CheckpointFunctionBackward":
+            raise RuntimeError(
+                "the model uses reentrant gradient checkpointing, which cannot be differentiated by autograd.grad; "
+                "call torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+            )
+        new = {parent for parent, _ in node.next_functions if parent is not None} - nodes
+        nodes |= new
+        queue.extend(new)
 
 
 def _floating(outputs: Any) -> list[Tensor]:
