@@ -368,12 +368,12 @@ def test_a_group_can_be_added():
     ],
 )
 def test_parameters_of_another_model_are_refused(give):
-    optimizer = trained(mlp(), 1)
+    optimizer, foreign = trained(mlp(), 1), nn.Linear(7, 5, bias=False)
     before = snapshot(optimizer)
     with pytest.raises(
         ValueError, match=r"parameters of shape \[\(5, 7\)\] do not belong to the model that SHF was given"
     ):
-        give(optimizer, nn.Linear(7, 5, bias=False))
+        give(optimizer, foreign)
     assert identical(snapshot(optimizer), before)
 
 
