@@ -11,7 +11,7 @@ exact fallback: a batched backward pass over the cotangents of several cases.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,14 @@ class Use(NamedTuple):
 
     a: Tensor
     g: Tensor
+
+
+@runtime_checkable
+class HasPerCaseSquares(Protocol):
+    """A module with a formula of its own, such as a layer on sparse inputs."""
+
+    def per_case_squares(self, inputs: Tensor, output_gradients: Tensor) -> dict[str, Tensor]:
+        """Σ_j g_j² of each of its parameters, for one call on rows `inputs` with these gradients by its output."""
 
 
 class Squares(NamedTuple):
@@ -138,11 +146,26 @@ def _uses(
 def _layer_squares(module: nn.Module, values: dict[str, Tensor], uses: list[Use]) -> dict[str, Squares]:
     if isinstance(module, nn.Linear) and len(uses) == 1 and uses[0].a.ndim == 2:
         return _linear(uses[0], values)
+    if isinstance(module, HasPerCaseSquares) and len(uses) == 1:
+        return _own_formula(module, values, uses[0])
     if any(use.a.layout != torch.strided for use in uses):
         return {}
     if isinstance(module, nn.Linear):
         return _summed(values, uses, lambda some: _linear_per_case(some))
     return _summed(values, uses, lambda some: _pullback_per_case(module, values, some))
+
+
+def _own_formula(module: "HasPerCaseSquares", values: dict[str, Tensor], use: Use) -> dict[str, Squares]:
+    """A layer that brings its own formula; its own gradient is the test of whether it was used once only."""
+    leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
+    with torch.enable_grad():
+        z = functional_call(module, leaves, (use.a,))  # type: ignore[arg-type]
+    gradients = torch.autograd.grad(z, list(leaves.values()), use.g)
+    squares = module.per_case_squares(use.a, use.g)
+    return {
+        name: Squares(squares[name], _equals(gradient, gradient.abs()))
+        for name, gradient in zip(leaves, gradients, strict=True)
+    }
 
 
 def _linear(use: Use, values: dict[str, Tensor]) -> dict[str, Squares]:
