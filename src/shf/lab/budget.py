@@ -47,10 +47,6 @@ def enough_to_estimate(training: Training, first_iteration: int) -> bool:
     return at.iteration - first_iteration >= _ESTIMATE_ITERATIONS or at.elapsed >= _ESTIMATE_SECONDS
 
 
-def seconds_per_epoch(training: Training) -> float:
-    return training.position.elapsed / max(1, training.position.iteration) * training.iterations_per_epoch
-
-
 def in_words(seconds: float) -> str:
     """'45 s', '12 min', '3 h 20 min'."""
     if seconds < 90:

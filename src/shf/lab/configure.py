@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from shf.lab.baselines import registry
 from shf.lab.baselines.protocol import MethodSpec
-from shf.lab.baselines.registry import METHODS
+from shf.lab.choices import Choice, find_choice
 from shf.lab.experiments import OPTIONS, Experiment, ExperimentError, find, suggest
 from shf.lab.runconfig import Pretraining, RunConfig
 
@@ -36,21 +37,26 @@ class Request:
     untuned: bool = False
 
 
-def configure(request: Request) -> RunConfig:
-    """The complete configuration of a run; wrong or contradictory words raise `ExperimentError`."""
-    experiment, spec = find(request.experiment), find_method(request.method)
+def configure(request: Request, experiment: Experiment | None = None) -> RunConfig:
+    """The complete configuration of a run; wrong or contradictory words raise `ExperimentError`.
+
+    Args:
+        request: the words.
+        experiment: one that is not in the registry, in place of the one that the request names.
+    """
+    experiment, spec = experiment or find(request.experiment), find_method(request.method)
     _refuse_contradictions(request, experiment, spec)
     chosen = parse_options(request.options)
-    experiment = _with_method_definition(experiment, spec)
+    choice = None if request.untuned else find_choice(experiment.name, spec.name)
+    experiment = _as_defined(experiment, spec, choice)
     experiment = experiment.with_options({k: v for k, v in chosen.items() if k in OPTIONS})
     own = {k: v for k, v in chosen.items() if k not in OPTIONS}
     epochs = experiment.epochs if request.epochs is None and request.minutes is None else request.epochs
     batch = experiment.gradient_batch if spec.batch == "experiment" or "gradient_batch" in chosen else int(spec.batch)
-    settings, tuning = _settings(request, experiment, spec, own)
     return RunConfig(
         experiment=experiment,
         method=spec.name,
-        settings=settings,
+        settings=_settings(request, experiment, spec, choice, own),
         batch=batch,
         seed=request.seed,
         split=request.split or 1,
@@ -60,16 +66,16 @@ def configure(request: Request) -> RunConfig:
         dropout_layers=spec.dropout or "last",
         pretraining=request.pretraining,
         options=request.options,
-        tuning=tuning,
+        tuning={} if choice is None else provenance(choice),
         threads=request.threads or torch.get_num_threads(),
     )
 
 
 def find_method(name: str) -> MethodSpec:
     try:
-        return METHODS[name]
-    except KeyError:
-        raise ExperimentError(f"optimizer {name!r} is unknown; {suggest(name, METHODS)}") from None
+        return registry.find(name)
+    except ValueError as error:
+        raise ExperimentError(str(error)) from None
 
 
 def parse_options(options: Sequence[str]) -> dict[str, Any]:
@@ -94,11 +100,29 @@ def _value(word: str) -> Any:
         return word
 
 
+def check_split(split: int | None, experiment: Experiment) -> None:
+    """Refuse a split of data that have none, or one that there is not."""
+    if split is None:
+        return
+    if experiment.data != "usps":
+        raise ExperimentError(f"--split {split}: only USPS has splits, {experiment.name} has not")
+    if not 1 <= split <= 5:
+        raise ExperimentError(f"--split {split}: must be from 1 to 5")
+
+
+def pretraining(method: str | None, epochs: int | None) -> Pretraining | None:
+    """What ``--pretrain`` and ``--pretrain-epochs`` ask for."""
+    if method is None:
+        if epochs is not None:
+            raise ExperimentError(f"--pretrain-epochs {epochs} without --pretrain: say which, denoising or rbm")
+        return None
+    if method not in ("denoising", "rbm"):
+        raise ExperimentError(f"--pretrain {method}: must be denoising or rbm")
+    return Pretraining(method) if epochs is None else Pretraining(method, epochs)
+
+
 def _refuse_contradictions(request: Request, experiment: Experiment, spec: MethodSpec) -> None:
-    if request.split is not None and experiment.data != "usps":
-        raise ExperimentError(f"--split {request.split}: only USPS has splits, {experiment.name} has not")
-    if request.split is not None and not 1 <= request.split <= 5:
-        raise ExperimentError(f"--split {request.split}: must be from 1 to 5")
+    check_split(request.split, experiment)
     dropout = experiment.input_dropout or experiment.hidden_dropout
     if spec.dropout is not None and not dropout:
         raise ExperimentError(
@@ -108,30 +132,42 @@ def _refuse_contradictions(request: Request, experiment: Experiment, spec: Metho
         raise ExperimentError(f"--pretrain: {experiment.name} has no hidden layer to pretrain")
 
 
-def _with_method_definition(experiment: Experiment, spec: MethodSpec) -> Experiment:
-    """Some methods are defined by where they start (SGD-VI)."""
-    return (
-        experiment if spec.initialisation is None else experiment.with_options({"initialisation": spec.initialisation})
-    )
+def _as_defined(experiment: Experiment, spec: MethodSpec, choice: Choice | None) -> Experiment:
+    """The experiment as the method needs it (SGD-VI is defined by where it starts) and with the tuned input dropout."""
+    changes: dict[str, Any] = {}
+    if spec.initialisation is not None:
+        changes["initialisation"] = spec.initialisation
+    if choice is not None and choice.input_dropout is not None:
+        changes["input_dropout"] = choice.input_dropout
+    return experiment.with_options(changes)
 
 
 def _settings(
-    request: Request, experiment: Experiment, spec: MethodSpec, own: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """All settings of the method, and where the tuned ones among them come from."""
+    request: Request, experiment: Experiment, spec: MethodSpec, choice: Choice | None, own: Mapping[str, Any]
+) -> dict[str, Any]:
+    """All settings of the method."""
     unknown = [name for name in own if name not in spec.defaults]
     if unknown:
         known = (*spec.defaults, *OPTIONS)
         raise ExperimentError(f"--set {unknown[0]}: {spec.name} has no such setting; {suggest(unknown[0], known)}")
-    given: dict[str, Any] = {"seed": request.seed} if "seed" in spec.defaults else {}
-    if spec.dropout is None:  # the paper's dropout SGD has no weight decay
-        given |= {k: v for k, v in experiment.shared_settings.items() if k in spec.defaults}
-    if spec.name == "shf":
-        given |= experiment.settings
-    tuning = {} if request.untuned else _tuned(experiment, spec)
-    settings = spec.complete({**given, **tuning.get("settings", {}), **own})
-    return settings, tuning
+    seed = {"seed": request.seed} if "seed" in spec.defaults else {}
+    tuned = {} if choice is None else choice.settings
+    return spec.complete({**seed, **fixed_settings(experiment, spec), **tuned, **own})
 
 
-def _tuned(experiment: Experiment, spec: MethodSpec) -> dict[str, Any]:
-    return {}
+def fixed_settings(experiment: Experiment, spec: MethodSpec) -> dict[str, Any]:
+    """What the experiment itself sets: weight decay for every method but dropout SGD (as in the paper), and all of SHF."""
+    shared = experiment.shared_settings if spec.dropout is None else {}
+    own = experiment.settings if spec.name == "shf" else {}
+    return {name: value for name, value in {**shared, **own}.items() if name in spec.defaults}
+
+
+def provenance(choice: Choice) -> dict[str, Any]:
+    """A tuned choice for a run's record: what was chosen, by which search, and the same in a few words."""
+    chosen = ", ".join(
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in choice.settings.items()
+    )
+    record = {key: value for key, value in choice.to_json().items() if key not in ("trials", "edge")}
+    words = f"tuned: {chosen.replace('learning_rate ', '').replace('_', ' ')} (best of {len(choice.trials)})"
+    return {**record, "edge": list(choice.edge), "tried": len(choice.trials), "words": words}

@@ -257,8 +257,27 @@ def _registry() -> dict[str, Experiment]:
             paper_note=_AUTOENCODER_NOTE,
             evaluation_cases=10_000,
         ),
+        _demo(),
     ]
     return {experiment.name: experiment for experiment in experiments}
+
+
+def _demo() -> Experiment:
+    """A small CURVES autoencoder for ``shf demo``, not one of the paper's: λ = 10 would not move it for many epochs."""
+    return Experiment(
+        name="curves-demo",
+        summary="4000 generated curves, 784-200-100-50-6 and back: for the demonstration, not one of the paper's",
+        task=Task.AUTOENCODER,
+        data="curves",
+        data_options={"train": 4000, "test": 1000},
+        sizes=(784, 200, 100, 50, 6),
+        epochs=60,
+        gradient_batch=1000,
+        metric="train_squared_error",
+        figure="",
+        minutes=2,
+        settings={"damping": 0.1, "cg_iterations": 10, "curvature_batch": 250},
+    )
 
 
 def _table_one(nag: float, m99: float, m9: float, sgd: float, sgd_vi: float, hf: float, shf: float) -> dict[str, float]:

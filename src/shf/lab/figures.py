@@ -80,7 +80,7 @@ def _learning_curves(runs: Sequence[Run], axis: str) -> Chart:
     other = f"{'test' if part == 'train' else 'train'}_{name}"
     series = [s for run, label in _labelled_once(runs) for s in _pair(run, label, axis, metric, other)]
     every = np.concatenate([s.y[np.isfinite(s.y) & (s.y > 0)] for s in series] or [np.ones(1)])
-    log = bool(every.size) and float(every.max()) > 20 * float(every.min())
+    log = bool(every.size) and float(every.max()) > 8 * float(every.min())
     experiment = str(runs[0].record.config["experiment"]["name"])
     return Chart(
         name=slug(f"{experiment} {name} {axis}"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,10 @@ Values = NDArray[np.float64]
 
 SERIES_COLOURS = 8
 _MOST_POINTS = 600
-_INCHES = (4.7, 3.0)
+_INCHES = (4.1, 2.8)
+_LABEL_COLUMNS = 13
+_LABEL_LINES = 3
+_NARROW = 0.3  # decades: a log scale would have no two ticks
 
 # placeholder -> CSS variable; the placeholders are colours that matplotlib would not choose by itself
 _INK, _QUIET, _GRID = "#010203", "#010204", "#010205"
@@ -103,7 +107,7 @@ def draw(chart: Chart, *, standalone: bool = False) -> str:
     with matplotlib.rc_context(settings):
         figure = Figure(figsize=_INCHES)
         FigureCanvasSVG(figure)
-        axes = figure.add_axes((0.105, 0.15, 0.66, 0.735))
+        axes = figure.add_axes((0.12, 0.155, 0.61, 0.725))
         _scales(axes, chart)
         _frame(axes, chart)
         _lines(axes, chart)
@@ -115,9 +119,10 @@ def draw(chart: Chart, *, standalone: bool = False) -> str:
 def _scales(axes: Axes, chart: Chart) -> None:
     every_y = np.concatenate([s.y[np.isfinite(s.y)] for s in chart.series] or [np.zeros(1)])
     every_x = np.concatenate([s.x[np.isfinite(s.x)] for s in chart.series] or [np.zeros(1)])
-    if chart.log_y and (every_y > 0).any():
+    positive = every_y[every_y > 0]
+    if chart.log_y and positive.size and _decades(positive) >= _NARROW:
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=_log_steps(every_y[every_y > 0]), numticks=12))
+        axes.yaxis.set_major_locator(LogLocator(subs=_log_steps(_decades(positive)), numticks=12))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.yaxis.set_minor_locator(LogLocator(subs=()))
@@ -132,9 +137,12 @@ def _scales(axes: Axes, chart: Chart) -> None:
         axes.set_ylim(*chart.y_limits)
 
 
-def _log_steps(positive: Values) -> tuple[float, ...]:
+def _decades(positive: Values) -> float:
+    return math.log10(float(positive.max()) / float(positive.min()))
+
+
+def _log_steps(decades: float) -> tuple[float, ...]:
     """More ticks per decade the fewer decades there are."""
-    decades = math.log10(float(positive.max()) / float(positive.min()))
     if decades < 0.7:
         return (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
     if decades < 2:
@@ -149,7 +157,7 @@ def _frame(axes: Axes, chart: Chart) -> None:
     axes.grid(True, axis="y", color=_GRID, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.tick_params(length=0, colors=_QUIET, labelsize=8)
-    axes.set_title(chart.title, loc="left", x=-0.14, fontsize=9, fontweight="bold", color=_INK, pad=9)
+    axes.set_title(chart.title, loc="left", x=-0.17, fontsize=9, fontweight="bold", color=_INK, pad=9)
     axes.set_xlabel(chart.x_label, color=_QUIET, fontsize=8.5, loc="left", labelpad=3)
     for value in chart.references:
         axes.axhline(value, color=_QUIET, linewidth=0.7, dashes=(1.5, 2.5))
@@ -174,13 +182,21 @@ def _label_ends(axes: Axes, ends: Sequence[tuple[float, float, Series]]) -> None
     """A dot at every line's end, and its name in the margin beside it; names that would overlap are moved apart."""
     if not ends:
         return
+    axes.autoscale_view()  # matplotlib would do so later, and the ends would be looked up on the wrong scale
     to_axes = axes.transData + axes.transAxes.inverted()
     heights = [float(np.clip(to_axes.transform((x, y))[1], 0.0, 1.0)) for x, y, _ in ends]
-    for (x, y, series), height in zip(ends, spread(heights, 0.075), strict=True):
+    labels = [_wrapped(series.label) for _, _, series in ends]
+    gap = 0.078 * max(label.count("\n") + 1 for label in labels)
+    for (x, y, series), label, height in zip(ends, labels, spread(heights, gap), strict=True):
         colour = _SERIES[series.colour % SERIES_COLOURS]
         axes.plot([x], [y], "o", color=colour, markersize=3.2, clip_on=False)
         axes.plot([1.025, 1.055], [height, height], color=colour, linewidth=2, transform=axes.transAxes, clip_on=False)
-        axes.text(1.07, height, series.label, transform=axes.transAxes, va="center", fontsize=8.5, color=_INK)
+        axes.text(1.07, height, label, transform=axes.transAxes, va="center", fontsize=8.5, color=_INK)
+
+
+def _wrapped(label: str) -> str:
+    """The label in lines that fit the margin; what is too long ends in an ellipsis."""
+    return "\n".join(textwrap.wrap(label, _LABEL_COLUMNS, max_lines=_LABEL_LINES, placeholder="…"))
 
 
 def spread(heights: Sequence[float], gap: float) -> list[float]:

@@ -157,12 +157,17 @@ def plain(value: Any, digits: int = 17) -> Any:
     if isinstance(value, bool | int | str) or value is None:
         return value
     if isinstance(value, float):
-        return float(f"{value:.{digits}g}") if math.isfinite(value) else str(value)
+        return _short(float(f"{value:.{digits}g}")) if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
         return {str(key): plain(item, digits) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item, digits) for item in value]
     raise TypeError(f"a record holds numbers, strings, lists and mappings; got {type(value).__name__}")
+
+
+def _short(value: float) -> float | int:
+    """A whole number without its '.0', which JSON does not need."""
+    return int(value) if value.is_integer() and abs(value) < 1e15 else value
 
 
 def write_run(path: Path, record: Mapping[str, Any]) -> None:

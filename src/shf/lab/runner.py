@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -42,19 +43,27 @@ class RunOptions:
     tensorboard: bool = False
 
 
+def fresh_directory(config: RunConfig, below: Path = Path("runs")) -> Path:
+    """A directory for a run that holds none yet: runs/<experiment>/<method>-seed<n>, numbered if need be."""
+    split = f"-split{config.split}" if config.experiment.data == "usps" else ""
+    name = f"{config.method}-seed{config.seed}{split}"
+    parent = below / config.experiment.name
+    return next(p for n in itertools.count(1) if not holds_run(p := parent / (name if n == 1 else f"{name}-{n}")))
+
+
 def start(
     config: RunConfig, directory: Path, *, observer: Observer | None = None, options: RunOptions | None = None
 ) -> RunResult:
     """Run a configuration in a directory, which must not hold another run (unless `options.force`)."""
     observer, options = observer or Observer(), options or RunOptions()
     directory.mkdir(parents=True, exist_ok=True)
-    with locked(directory, force=options.force), _computing(config):
+    with locked(directory, force=options.force), _computing(config), _watched(observer):
         if holds_run(directory) and not options.force:
             raise ExperimentError(
                 f"{directory} holds another run; resume it with `shf resume {directory}`, choose another --out, "
                 "or replace it with --force"
             )
-        training = _new_training(config, options.data_dir)
+        training = new_training(config, options.data_dir)
         record = _record(config, training.problem.data)
         recorder = Recorder(
             directory,
@@ -88,7 +97,7 @@ def resume(
         loaded = CheckpointStore(directory / CHECKPOINTS).load_latest()
         if loaded is None:
             observer.note("no checkpoint was written yet; the run starts from its beginning")
-        with _computing(config):
+        with _computing(config), _watched(observer):
             return _continue(config, record, loaded, directory, observer, options)
 
 
@@ -100,7 +109,7 @@ def _continue(
     observer: Observer,
     options: RunOptions,
 ) -> RunResult:
-    training = _new_training(config, options.data_dir, pretrain=loaded is None)
+    training = new_training(config, options.data_dir, pretrain=loaded is None)
     _check_same_data(record, training.problem.data)
     for difference in _version_differences(record):
         observer.warn(difference)
@@ -140,7 +149,7 @@ def _train(training: Training, recorder: Recorder, directory: Path, observer: Ob
                 _end_epoch(training, recorder, observer)
             if not estimated and budget.enough_to_estimate(training, first):
                 estimated = True
-                observer.estimate(budget.seconds_per_epoch(training), budget.progress(training))
+                observer.estimate(training.summary()["seconds_per_epoch"], budget.progress(training))
             if stop:
                 status = Status.INTERRUPTED
                 break
@@ -177,7 +186,7 @@ def _finish(training: Training, recorder: Recorder, directory: Path, observer: O
     return result
 
 
-def _new_training(config: RunConfig, data_dir: Path | None, *, pretrain: bool = True) -> Training:
+def new_training(config: RunConfig, data_dir: Path | None, *, pretrain: bool = True) -> Training:
     """Data, network (pretrained if asked for) and method, at iteration 0."""
     problem = build(
         config.experiment,
@@ -197,7 +206,10 @@ def _new_training(config: RunConfig, data_dir: Path | None, *, pretrain: bool = 
             generator=generator,
         )
     spec = METHODS[config.method]
-    method = spec.build(problem.model, problem.loss, _settings(config, len(problem.data.train_targets)))
+    try:
+        method = spec.build(problem.model, problem.loss, _settings(config, problem.data.train_targets.shape[0]))
+    except (TypeError, ValueError) as error:
+        raise ExperimentError(f"{spec.name} refuses its settings: {error}") from error
     return Training(config, problem, method, whole_data=spec.reads_batches)
 
 
@@ -207,6 +219,14 @@ def _settings(config: RunConfig, cases: int) -> dict[str, Any]:
     if settings.get("total_updates", 0) is None and config.epochs is not None:
         settings["total_updates"] = config.epochs * math.ceil(cases / (config.batch or cases))
     return settings
+
+
+@contextmanager
+def _watched(observer: Observer) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        observer.closed()
 
 
 @contextmanager

@@ -151,6 +151,7 @@ class Training:
             "last": at.last,
             "passes": at.passes,
             "elapsed_seconds": at.elapsed,
+            "seconds_per_epoch": at.elapsed / max(1, at.iteration) * self.iterations_per_epoch,
         }
 
     def state(self) -> dict[str, Any]:

@@ -1,0 +1,21 @@
+"""The command ``shf``. Its commands live in `shf.lab.commands`; without the extra ``lab`` this says what to install."""
+
+import importlib.util
+import sys
+
+_NEEDED = ("typer", "rich", "numpy", "scipy", "matplotlib", "jinja2", "filelock", "platformdirs")
+
+
+def main() -> None:
+    """Run the command line; ends the process with 0 (done), 1 (failed or not finished) or 2 (wrong usage)."""
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        print(
+            f"shf: the command needs the laboratory, which is not installed (missing: {', '.join(missing)}).\n"
+            "Install it with: pip install 'shf[lab]'",
+            file=sys.stderr,
+        )
+        sys.exit(1)
+    from shf.lab.commands import app
+
+    app()

@@ -1,0 +1,373 @@
+"""The commands of ``shf``: they parse, call the laboratory and print.
+
+Results go to standard output, progress to standard error. Exit codes: 0 done; 1 failed, interrupted or diverged; 2 a
+command that cannot be right. Heavy imports wait until a command needs them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from typer.core import TyperGroup
+
+from shf.lab.experiments import EXPERIMENTS, Experiment, ExperimentError
+
+if TYPE_CHECKING:
+    from shf.lab.observer import RunResult
+
+DONE, FAILED, WRONG = 0, 1, 2
+
+
+class Commands(TyperGroup):
+    """Turns the laboratory's errors into one line on standard error and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            code = exit_code(error)
+            if code is None:
+                raise
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(code) from None
+
+
+def exit_code(error: Exception) -> int | None:
+    """2 for what the user asked for wrongly, 1 for what went wrong, None for an error of ours: that one gets a traceback."""
+    from shf.lab.checkpoint import CheckpointError, CheckpointMismatchError, CheckpointVersionError
+    from shf.lab.choices import ChoicesError
+    from shf.lab.data import DataError
+    from shf.lab.lock import RunLockedError
+    from shf.lab.records import RecordError
+
+    if isinstance(error, ExperimentError | CheckpointVersionError | CheckpointMismatchError | RunLockedError):
+        return WRONG
+    if isinstance(error, RecordError | CheckpointError | DataError | ChoicesError | ArithmeticError | OSError):
+        return FAILED
+    return None
+
+
+app = typer.Typer(
+    cls=Commands,
+    name="shf",
+    help="Stochastic Hessian-free optimization: the paper's experiments, from one command each.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+data_app = typer.Typer(cls=Commands, help="List the data sets, or get one.", invoke_without_command=True)
+app.add_typer(data_app, name="data")
+
+
+def _experiment_names(incomplete: str) -> Iterator[str]:
+    return (name for name in EXPERIMENTS if name.startswith(incomplete))
+
+
+def _method_names(incomplete: str) -> Iterator[str]:
+    from shf.lab.baselines.registry import METHODS
+
+    return (name for name in METHODS if name.startswith(incomplete))
+
+
+ExperimentName = Annotated[str, typer.Argument(help="See `shf list`.", autocompletion=_experiment_names)]
+DataDir = Annotated[Path | None, typer.Option(help="Where the data are, laid out like mnist/, usps/, reuters/.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a script.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress, only warnings.")]
+Epochs = Annotated[int | None, typer.Option(min=1, help="Train for so many epochs.")]
+Minutes = Annotated[float | None, typer.Option(min=1e-3, help="Train for so long; evaluation is not counted.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of initial weights, batches and masks.")]
+Split = Annotated[int | None, typer.Option(help="USPS: which of the five splits.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace the run that the directory holds.")]
+TakeOver = Annotated[bool, typer.Option("--force", help="Take over a run noted as in use on another host.")]
+Tensorboard = Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events too.")]
+CheckpointSeconds = Annotated[float, typer.Option(min=0.0, help="At most so long between checkpoints.", hidden=True)]
+
+
+@app.callback(invoke_without_command=True)
+def _main(
+    version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version.")] = False,
+) -> None:
+    if version:
+        from shf import __version__
+
+        typer.echo(f"shf {__version__}")
+        raise typer.Exit(DONE)
+
+
+@app.command("list")
+def list_experiments(
+    as_json: AsJson = False,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Time the first iterations of each, here and now.")
+    ] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """The experiments: the paper's setting, its figure, and the time they take here."""
+    from shf.lab import timings
+
+    if measure:
+        _measure(data_dir)
+    known = timings.recall()
+    if as_json:
+        rows = [{**e.to_json(), "seconds_per_epoch_here": known.get(e.name)} for e in EXPERIMENTS.values()]
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("experiment", "what", "the paper's setting", "the paper", "time here"):
+        table.add_column(heading, overflow="fold")
+    for experiment in EXPERIMENTS.values():
+        table.add_row(*map(Text, _list_row(experiment, known.get(experiment.name))))
+    Console().print(table)
+    typer.echo("Times marked ≈ are estimates for two cores; `shf list --measure` times the first iterations here.")
+
+
+def _list_row(experiment: Experiment, seconds_per_epoch: float | None) -> tuple[str, ...]:
+    from shf.lab.budget import in_words
+
+    settings = experiment.settings
+    setting = (
+        f"λ {settings['damping']:g}, gradient {experiment.gradient_batch}, curvature {settings['curvature_batch']}, "
+        f"ζ {settings['cg_iterations']}, {experiment.epochs} epochs"
+    )
+    paper = f"{experiment.paper['shf']:g} ({experiment.figure})" if "shf" in experiment.paper else experiment.figure
+    estimate = f"≈ {in_words(60 * experiment.minutes)}"
+    measured = None if seconds_per_epoch is None else in_words(seconds_per_epoch * experiment.epochs)
+    return experiment.name, experiment.summary, setting, paper, measured or estimate
+
+
+def _measure(data_dir: Path | None) -> None:
+    """Time three iterations of every experiment whose data can be had."""
+    from shf.lab import measuring
+
+    for name, outcome in measuring.measure_all(data_dir):
+        typer.echo(f"{name}: {outcome}", err=True)
+
+
+@data_app.callback()
+def list_data(ctx: typer.Context, as_json: AsJson = False, data_dir: DataDir = None) -> None:
+    """The data sets: which are here, where, and how large. `shf data get NAME` fetches one."""
+    if ctx.invoked_subcommand is not None:
+        return
+    from shf.lab.data import available
+
+    found = available(data_dir)
+    if as_json:
+        rows = [{**vars(status), "where": None if status.where is None else str(status.where)} for status in found]
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("data", "here", "size", "where or whence"):
+        table.add_column(heading, overflow="fold")
+    for status in found:
+        here = "damaged" if status.problem else "yes" if status.present else "no"
+        size = f"{status.bytes / 2**20:.1f} MB" if status.bytes else "–"
+        words = f"{status.where} ({status.source})" if status.where else status.source
+        table.add_row(*map(Text, (status.name, here, size, status.problem or words)))
+    Console().print(table)
+
+
+@data_app.command("get")
+def get_data(name: Annotated[str, typer.Argument()], data_dir: DataDir = None, quiet: Quiet = False) -> None:
+    """Fetch a data set into the user cache, verified."""
+    from shf.lab.data import fetch
+
+    status = fetch(name, data_dir, (lambda _: None) if quiet else (lambda line: typer.echo(line, err=True)))
+    typer.echo(f"{status.name}: {status.bytes / 2**20:.1f} MB in {status.where}")
+
+
+@app.command()
+def tune(
+    experiment: ExperimentName,
+    optimizer: Annotated[str, typer.Argument(autocompletion=_method_names)],
+    minutes: Annotated[float, typer.Option(min=1e-3, help="Of training for the whole search, equal for all.")] = 10.0,
+    dropout: Annotated[bool, typer.Option("--dropout", help="Choose the amount of input dropout too.")] = False,
+    seed: Seed = 0,
+    split: Split = None,
+    out: Annotated[Path | None, typer.Option(help="The file of choices; by default the user's own.")] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Search a method's settings on held-out training rows and write the choice where the experiments read it."""
+    from shf.lab.configure import check_split, find_method, provenance
+    from shf.lab.experiments import find
+    from shf.lab.subjects import tune_experiment
+    from shf.lab.tuning import Budget, Trial, write_choice
+
+    chosen, spec = find(experiment), find_method(optimizer)
+    check_split(split, chosen)
+    if not spec.grid and not dropout:
+        raise ExperimentError(f"{spec.name} has nothing to tune; --dropout searches the amount of input dropout")
+
+    def report(rung: int, size: int, trial: Trial) -> None:
+        if not quiet:
+            last = trial.scores[-1]
+            shown = "diverged" if last is None else f"{last:.4g}"
+            typer.echo(f"rung {rung} of {size} trials: {dict(trial.settings)} {shown}", err=True)
+
+    choice = tune_experiment(
+        chosen,
+        spec,
+        budget=Budget(seconds=60 * minutes),
+        search_dropout=dropout,
+        seed=seed,
+        split=split or 1,
+        data_dir=data_dir,
+        report=report,
+    )
+    path = write_choice(choice, out)
+    if as_json:
+        typer.echo(json.dumps(choice.to_json(), indent=1))
+        return
+    typer.echo(f"{spec.name} on {chosen.name}: {provenance(choice)['words']}, {choice.metric} {choice.score:.4g}")
+    for name in choice.edge:
+        typer.echo(f"{name} lies at the end of its grid: a wider one might do better", err=True)
+    typer.echo(f"written to {path}")
+
+
+@app.command()
+def run(
+    experiment: ExperimentName,
+    optimizer: Annotated[str, typer.Option("--optimizer", "-o", autocompletion=_method_names)] = "shf",
+    epochs: Epochs = None,
+    minutes: Minutes = None,
+    seed: Seed = 0,
+    split: Split = None,
+    options: Annotated[
+        list[str] | None, typer.Option("--set", help="option=value of the experiment or the optimizer; repeatable.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's directory; by default a fresh one below runs/.")] = None,
+    force: Force = False,
+    pretrain: Annotated[str | None, typer.Option(help="Layerwise pretraining first: denoising or rbm.")] = None,
+    pretrain_epochs: Annotated[int | None, typer.Option(min=1, help="Epochs per layer; 10 by default.")] = None,
+    untuned: Annotated[bool, typer.Option("--untuned", help="Ignore the file of tuned settings.")] = False,
+    rows_every: Annotated[int, typer.Option(min=1, help="Record every so many iterations; epochs always.")] = 1,
+    threads: Annotated[int | None, typer.Option(min=1, help="Of torch; by default its own choice.")] = None,
+    tensorboard: Tensorboard = False,
+    checkpoint_seconds: CheckpointSeconds = 60.0,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run an experiment. Ctrl-C saves; `shf resume` goes on exactly."""
+    from shf.lab import runner
+    from shf.lab.configure import Request, configure, pretraining
+    from shf.lab.progress import show
+
+    _refuse_both(epochs, minutes)
+    request = Request(
+        experiment=experiment,
+        method=optimizer,
+        epochs=epochs,
+        minutes=minutes,
+        seed=seed,
+        split=split,
+        options=tuple(options or ()),
+        pretraining=pretraining(pretrain, pretrain_epochs),
+        rows_every=rows_every,
+        threads=threads,
+        untuned=untuned,
+    )
+    config = configure(request)
+    how = runner.RunOptions(data_dir, force, checkpoint_seconds, tensorboard)
+    observer = show(Console(stderr=True), quiet=quiet or as_json)
+    _conclude(runner.start(config, out or runner.fresh_directory(config), observer=observer, options=how), as_json)
+
+
+@app.command()
+def resume(
+    directory: Annotated[Path, typer.Argument(help="A run's directory.")],
+    epochs: Epochs = None,
+    minutes: Minutes = None,
+    force: TakeOver = False,
+    tensorboard: Tensorboard = False,
+    checkpoint_seconds: CheckpointSeconds = 60.0,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Continue a run, exactly, from its last checkpoint; --epochs or --minutes give it a new limit."""
+    from shf.lab import runner
+    from shf.lab.progress import show
+
+    _refuse_both(epochs, minutes)
+    how = runner.RunOptions(data_dir, force, checkpoint_seconds, tensorboard)
+    observer = show(Console(stderr=True), quiet=quiet or as_json)
+    _conclude(runner.resume(directory, epochs=epochs, minutes=minutes, observer=observer, options=how), as_json)
+
+
+@app.command()
+def report(
+    directories: Annotated[list[Path], typer.Argument(help="Runs, or directories with runs in them.")],
+    out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
+    figures: Annotated[Path | None, typer.Option(help="Write every chart as SVG into this directory too.")] = None,
+    unverified: Annotated[bool, typer.Option("--unverified", help="Show records that were changed, marked.")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """One self-contained HTML page about runs, from their records alone."""
+    from shf.lab import report as reporting
+
+    records = reporting.read_verified(reporting.find_runs(directories), unverified=unverified)
+    reporting.write_report(records, out)
+    drawn = reporting.write_figures(records, figures) if figures is not None else []
+    if as_json:
+        typer.echo(json.dumps({"report": str(out), "runs": len(records), "figures": [str(path) for path in drawn]}))
+    elif not quiet:
+        typer.echo(f"{out}: {len(records)} runs" + (f", {len(drawn)} figures in {figures}" if drawn else ""))
+
+
+@app.command()
+def demo(
+    out: Annotated[Path | None, typer.Option(help="Where the runs and the report go.")] = None,
+    minutes: Annotated[float, typer.Option(min=0.01, help="Of training, for each of the three.")] = 0.6,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """SHF against tuned Adam and NAG in equal time, on generated curves: about two minutes, and a report."""
+    from shf.lab.demo import run_demo
+
+    raise typer.Exit(run_demo(out, minutes=minutes, seed=seed, as_json=as_json, quiet=quiet))
+
+
+@app.command()
+def bench(
+    out: Annotated[Path | None, typer.Option(help="Where the figures go.")] = None,
+    case: Annotated[list[str] | None, typer.Option(help="Only this case; repeatable.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer repetitions.")] = False,
+) -> None:
+    """The speed benchmarks."""
+    benchmarks = importlib.import_module("shf.lab.bench")
+    raise typer.Exit(benchmarks.run(out, case, quick))
+
+
+def _refuse_both(epochs: int | None, minutes: float | None) -> None:
+    if epochs is not None and minutes is not None:
+        raise ExperimentError(f"--epochs {epochs} and --minutes {minutes:g} contradict each other: give one of the two")
+
+
+def _conclude(result: RunResult, as_json: bool) -> None:
+    """Print what a run ended with, remember how long its epochs took, and end with its exit code."""
+    from shf.lab import timings
+    from shf.lab.observer import Status
+    from shf.lab.records import plain
+
+    summary, config = result.summary, result.config
+    if config.method == "shf" and not config.options and summary.get("iterations"):
+        timings.remember(config.experiment.name, float(summary["seconds_per_epoch"]))
+    if as_json:
+        shown = {"status": result.status.value, "directory": str(result.directory), "warnings": list(result.warnings)}
+        typer.echo(json.dumps(plain({**shown, "summary": summary}), indent=1))
+    else:
+        typer.echo(str(result.directory))
+    if result.status is not Status.FINISHED or not result.saved:
+        raise typer.Exit(FAILED)
