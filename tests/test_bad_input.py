@@ -1,0 +1,347 @@
+"""Bad input: an error that names the thing, its value and what is expected; and nothing has changed."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import shf
+from helpers import CLASSES, FEATURES, ROWS, identical, labelled, mlp, normalised, snapshot, valued
+
+CE = nn.CrossEntropyLoss()
+NAN, INF = math.nan, math.inf
+
+
+def assert_refused(optimizer, data, error, says):
+    """The step raises, and everything is as before: parameters, buffers, state, generator."""
+    before = snapshot(optimizer)
+    with pytest.raises(error, match=says):
+        optimizer.step(*data)
+    assert identical(snapshot(optimizer), before)
+
+
+def at(data, value, row=7):
+    """The data with one entry replaced."""
+    data = data.clone()
+    data[row, 2] = value
+    return data
+
+
+x, t = labelled()
+_, v = valued()
+
+
+# --- the batch ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("curvature_batch", [None, 5])
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize(
+    ("loss", "data", "error", "says"),
+    [
+        pytest.param(CE, (x[:, :3], t), (RuntimeError, ValueError), "x3 and 4x6", id="inputs of another width"),
+        pytest.param(CE, (x.float(), t), (RuntimeError, ValueError), "Float", id="inputs of another dtype"),
+        pytest.param(
+            CE, (x, t[:-1]), ValueError, "inputs have 12 rows but targets have 11: they must agree", id="rows"
+        ),
+        pytest.param(
+            CE, ((x, x[1:]), t), ValueError, r"number of rows \(axis 0\), got \[12, 11\]", id="rows of inputs"
+        ),
+        pytest.param(CE, (x, t + 1), IndexError, "Target 3 is out of bounds", id="classes"),
+        pytest.param(CE, (x[:0], t[:0]), ValueError, "batch is empty: 0 rows, expected at least 1", id="no rows"),
+        pytest.param(CE, (x[0, 0], t), ValueError, "no rows", id="a number"),
+        pytest.param(CE, (None, t), TypeError, "no tensors in NoneType: expected a tensor", id="nothing"),
+        pytest.param(CE, (at(x, NAN), t), ValueError, r"CrossEntropyLoss is nan .*\(not finite: inputs\)", id="nan"),
+        pytest.param(CE, (at(x, INF), t), ValueError, r"CrossEntropyLoss is nan .*\(not finite: inputs\)", id="inf"),
+        pytest.param(
+            nn.MSELoss(), (x, at(v, -INF)), ValueError, r"MSELoss is inf .*\(not finite: targets\)", id="inf in targets"
+        ),
+    ],
+)
+def test_batches(loss, data, error, says, warm, curvature_batch):
+    optimizer = shf.SHF(normalised(), loss, curvature_batch=curvature_batch)
+    if warm:
+        optimizer.step(x, t if loss is CE else v)
+    assert_refused(optimizer, data, error, says)
+
+
+@pytest.mark.parametrize("bad", [NAN, INF])
+def test_inputs_that_are_not_finite_but_saturate(bad):
+    """tanh(inf) is 1, and the loss is finite; its gradient is not."""
+    optimizer = shf.SHF(mlp(), CE)
+    assert_refused(optimizer, (at(x, bad), t), ValueError, r"not finite: inputs\)$")
+
+
+@pytest.mark.xfail(reason="the comparison of outputs on the first rows does not expect non-finite numbers")
+@pytest.mark.parametrize("bad", [NAN, INF])
+def test_inputs_that_are_not_finite_in_the_first_rows(bad):
+    optimizer = shf.SHF(normalised(), CE)
+    assert_refused(optimizer, (at(x, bad, row=1), t), ValueError, r"CrossEntropyLoss is nan .*\(not finite: inputs\)")
+
+
+def test_parameters_that_are_not_finite():
+    optimizer = shf.SHF(mlp(), CE)
+    optimizer.step(x, t)
+    with torch.no_grad():
+        optimizer.model[0].weight[0, 0] = NAN
+    before = [p.detach().nan_to_num(7.0).clone() for p in optimizer.model.parameters()]
+    state = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match=r"CrossEntropyLoss is nan .*\(not finite: parameters\)"):
+        optimizer.step(x, t)
+    assert identical([p.detach().nan_to_num(7.0) for p in optimizer.model.parameters()], before)
+    assert identical(optimizer.state_dict(), state)
+
+
+def test_a_gradient_that_is_not_finite_where_the_loss_is():
+    def loss(outputs, targets):
+        return (outputs - outputs.detach()).abs().sqrt().sum()
+
+    optimizer = shf.SHF(mlp(), loss, preconditioner=None)
+    assert_refused(optimizer, (x, v), ValueError, "gradient is not finite at the present parameters, before the step")
+
+
+# --- the loss -----------------------------------------------------------------------------------------------------------
+
+
+def root_of_the_error(outputs, targets):
+    return (outputs - targets).abs().add(1e-3).sqrt().mean()
+
+
+def to_a_row(outputs, targets):
+    return (outputs - targets).square().mean(1)
+
+
+def to_a_number(outputs, targets):
+    return 1.0
+
+
+def constant(outputs, targets):
+    return targets.mean()
+
+
+def detached(outputs, targets):
+    return outputs.detach().mean()
+
+
+def nan(outputs, targets):
+    return outputs.mean() * NAN
+
+
+@pytest.mark.parametrize("curvature_batch", [None, 5])
+@pytest.mark.parametrize(
+    ("loss", "says"),
+    [
+        (to_a_row, r"loss to_a_row returned a tensor of shape \(12,\): expected one number"),
+        (to_a_number, "loss to_a_number returned 1.0: expected one number"),
+        (constant, "loss constant does not depend on the model's outputs"),
+        (detached, "loss detached does not depend on the model's outputs"),
+        (nan, "loss nan is nan at the present parameters, before the step .inputs, targets and parameters are finite"),
+        (root_of_the_error, r"loss root_of_the_error has negative curvature in the outputs .* = -.*convex"),
+    ],
+)
+def test_losses(loss, says, curvature_batch):
+    optimizer = shf.SHF(normalised(), loss, curvature_batch=curvature_batch)
+    assert_refused(optimizer, (x, v), ValueError, says)
+
+
+@pytest.mark.xfail(
+    reason="only a loss without any graph is refused so far; one of other tensors passes as a zero gradient"
+)
+def test_a_loss_of_other_tensors_than_the_outputs():
+    model = mlp()
+    optimizer = shf.SHF(model, lambda outputs, targets: model[0].weight.square().sum())
+    assert_refused(optimizer, (x, v), ValueError, "does not depend on the model's outputs")
+
+
+@pytest.mark.parametrize(
+    ("loss", "options", "error", "says"),
+    [
+        (
+            nn.CrossEntropyLoss(reduction="none"),
+            {},
+            ValueError,
+            "CrossEntropyLoss has reduction='none': expected 'mean' or",
+        ),
+        (lambda z, t: z.mean(), {"reduction": "average"}, ValueError, "reduction='average': expected 'mean' or 'sum'"),
+        (CE, {"reduction": "sum"}, ValueError, "reduction='sum' contradicts the loss object's own reduction='mean'"),
+        (None, {}, TypeError, r"loss=None: expected a callable loss\(outputs, targets\)"),
+        ("mse", {}, TypeError, "loss='mse': expected a callable"),
+    ],
+)
+def test_losses_that_cannot_be_used_at_all(loss, options, error, says):
+    with pytest.raises(error, match=says):
+        shf.SHF(mlp(), loss, **options)
+
+
+# --- the model ----------------------------------------------------------------------------------------------------------
+
+
+class Mixed(nn.Module):
+    """Two layers of different kinds."""
+
+    def __init__(self, **kind):
+        super().__init__()
+        self.first, self.second = nn.Linear(FEATURES, 6), nn.Linear(6, CLASSES, **kind)
+
+    def forward(self, x):
+        return self.second(self.first(x).to(self.second.weight))
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (
+            {"dtype": torch.float64},
+            "torch.float32 on cpu and torch.float64 on cpu: they must share one dtype and one dev",
+        ),
+        (
+            {"device": "meta"},
+            "torch.float32 on cpu and torch.float32 on meta: they must share one dtype and one device",
+        ),
+    ],
+)
+def test_parameters_of_several_kinds(kind, says):
+    optimizer = shf.SHF(Mixed(**kind), CE)
+    before = [p.clone() for p in optimizer.model.first.parameters()]
+    with pytest.raises(ValueError, match=says):
+        optimizer.step(x.float(), t)
+    assert identical(list(map(torch.detach, optimizer.model.first.parameters())), list(map(torch.detach, before)))
+    assert optimizer.state_dict()["state"] == {}
+
+
+def test_parameters_of_several_kinds_may_be_there_if_only_one_is_trained():
+    model = Mixed(dtype=torch.float64)
+    model.first.requires_grad_(False)
+    assert shf.SHF(model, CE).step(x.float(), t).accepted
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.complex64])
+def test_parameters_of_unsupported_dtypes(dtype):
+    optimizer = shf.SHF(nn.Linear(FEATURES, CLASSES, dtype=dtype), nn.MSELoss())
+    says = f"parameters are {dtype}: expected torch.float32 or torch.float64"
+    assert_refused(optimizer, (x.to(dtype), v.to(dtype)), ValueError, says)
+
+
+def test_models_without_trainable_parameters():
+    with pytest.raises(ValueError, match="the model has no parameters"):
+        shf.SHF(nn.ReLU(), CE)
+    with pytest.raises(ValueError, match="params is empty"):
+        shf.SHF(mlp(), CE, [])
+    optimizer = shf.SHF(mlp().requires_grad_(False), CE)
+    assert_refused(
+        optimizer, (x, t), ValueError, "no parameter of the model is trainable: requires_grad is False for all"
+    )
+
+
+@pytest.mark.parametrize(
+    ("params", "says"),
+    [
+        (["0.weight"], r"params: expected parameters or dicts of them, got \['str'\]"),
+        (list(mlp().named_parameters()), r"expected parameters or dicts of them, got \['tuple'\]"),
+    ],
+)
+def test_params_that_are_none(params, says):
+    with pytest.raises(TypeError, match=says):
+        shf.SHF(mlp(), CE, params)
+
+
+class Words(nn.Module):
+    """Returns no tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, x):
+        return ["no", "tensor"]
+
+
+def test_outputs_without_tensors():
+    assert_refused(shf.SHF(Words(), CE), (x, t), ValueError, "output holds no floating-point tensor")
+
+
+def test_batch_statistics_with_microbatch():
+    optimizer = shf.SHF(normalised(), CE, microbatch=4)
+    assert_refused(
+        optimizer, (x, t), ValueError, "microbatch=4: the model has batch statistics in 1, .*use microbatch=None"
+    )
+    optimizer.model.eval()
+    assert optimizer.step(x, t).accepted
+
+
+# --- failed trials are no errors ----------------------------------------------------------------------------------------
+
+
+class Fragile(nn.Module):
+    """A linear layer whose outputs are not finite further than `radius` from where it began."""
+
+    def __init__(self, radius, bad=NAN):
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, CLASSES).double()
+        self.radius, self.bad = radius, bad
+        self.register_buffer("origin", self.layer.weight.detach().clone())
+
+    def forward(self, x):
+        far = (self.layer.weight - self.origin).norm() > self.radius
+        return self.layer(x) + (self.bad if far else 0.0)
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+def test_a_step_whose_every_trial_fails_is_rejected_and_raises_damping(bad):
+    optimizer = shf.SHF(Fragile(0.0, bad), CE)
+    before = snapshot(optimizer)["model"]
+    for k in range(3):
+        info = optimizer.step(x, t)
+        assert (info.accepted, info.chosen_iterate, info.step_size, info.reduction_ratio) == (False, 0, 0.0, -INF)
+        assert info.loss_after == info.loss_before
+        assert info.damping == pytest.approx((100 / 99) ** k)
+        assert optimizer.damping == pytest.approx((100 / 99) ** (k + 1))
+    assert identical(snapshot(optimizer)["model"], before)
+
+
+def lengths_of_iterates():
+    """How far each CG iterate of the first step moves the weight (they grow: CG starts at zero)."""
+    found = []
+    for count in range(1, 5):
+        torch.manual_seed(0)
+        model = Fragile(INF)
+        shf.SHF(model, CE, cg_iterations=count, backtracking=None, damping=1e-3).step(x, t)
+        found.append((model.layer.weight - model.origin).norm().item())
+    return found
+
+
+@pytest.mark.parametrize("chosen", [1, 2, 3])
+def test_iterates_whose_trial_fails_are_skipped(chosen):
+    lengths = lengths_of_iterates()
+    assert lengths == sorted(lengths)
+    torch.manual_seed(0)
+    model = Fragile(0.5 * (lengths[chosen - 1] + lengths[chosen]))
+    info = shf.SHF(model, CE, cg_iterations=4, damping=1e-3).step(x, t)
+    assert (info.chosen_iterate, info.cg_steps, info.accepted) == (chosen, 4, True)
+    assert (model.layer.weight - model.origin).norm().item() == pytest.approx(lengths[chosen - 1])
+
+
+@pytest.mark.xfail(reason="λ follows the chosen iterate's ρ; a failed trial beside it does not raise λ so far")
+def test_a_failed_trial_raises_damping_even_where_another_iterate_is_good():
+    lengths = lengths_of_iterates()
+    torch.manual_seed(0)
+    optimizer = shf.SHF(Fragile(0.5 * (lengths[2] + lengths[3])), CE, cg_iterations=4, damping=1e-3)
+    info = optimizer.step(x, t)
+    assert info.chosen_iterate == 3
+    assert optimizer.damping > info.damping
+
+
+def test_a_product_beyond_the_largest_number_is_a_failed_trial():
+    """exp(80)² is too large for float32: loss and gradient are finite, the first product is not."""
+    model = nn.Linear(FEATURES, 1)
+    with torch.no_grad():
+        model.bias.fill_(80.0)
+    optimizer = shf.SHF(model, nn.PoissonNLLLoss(), preconditioner=None)
+    before = snapshot(optimizer)["model"]
+    info = optimizer.step(x.float(), torch.ones(ROWS, 1))
+    assert (info.cg_stop, info.cg_steps, info.chosen_iterate) == (shf.CGStop.NON_FINITE, 0, 0)
+    assert not info.accepted
+    assert optimizer.damping > info.damping
+    assert identical(snapshot(optimizer)["model"], before)
