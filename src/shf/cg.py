@@ -32,7 +32,7 @@ class CGResult:
     Attributes:
         iterates: the iterates that were kept, oldest first, each a flat vector of its own.
         numbers: for each kept iterate its 1-based iteration number.
-        values: for each kept iterate q(x) = ½ x'Ax - b'x, from the residual at hand: it costs no product.
+        values: for each kept iterate q(x) = ½ x'Ax - b'x, from CG's own scalars: it costs no product.
         last: the final x, also where nothing was kept (then it is the start).
         steps: iterations completed.
         products: applications of A, the one for a non-zero start included.
@@ -99,7 +99,9 @@ def conjugate_gradient(
 
     With r = Ax - b and y = P⁻¹r, each iteration does
 
-        α = r'y / p'Ap,   x ← x + αp,   r ← r + αAp,   β = r₊'y₊ / r'y,   p ← -y₊ + βp.
+        α = r'y / p'Ap,   x ← x - αp,   r ← r - αAp,   β = r₊'y₊ / r'y,   p ← y₊ + βp,
+
+    and q falls by ½ α r'y. No vector is made in the loop but the iterates that are kept.
 
     Args:
         product: v ↦ Av, A symmetric positive (semi)definite.
@@ -138,7 +140,7 @@ def conjugate_gradient(
 
     y = precondition(r)
     ry = torch.dot(r, y).item()
-    p = y.neg()
+    p = y.clone()
     for number in range(1, iterations + 1):
         if ry == 0:
             return finish(number - 1, CGStop.ZERO_RESIDUAL)
@@ -150,16 +152,13 @@ def conjugate_gradient(
         if pAp <= 0:
             return finish(number - 1, CGStop.NON_POSITIVE_CURVATURE)
         alpha = ry / pAp
-        r.add_(Ap, alpha=alpha)
+        r.sub_(Ap, alpha=alpha)
         y = precondition(r)
         ry_next = torch.dot(r, y).item()
-        if not math.isfinite(alpha) or not math.isfinite(ry_next):
+        value = history[-1] - 0.5 * alpha * ry
+        if not all(map(math.isfinite, (alpha, ry_next, value))):
             return finish(number - 1, CGStop.NON_FINITE)
-        x.add_(p, alpha=alpha)
-        value = _q(x, r, rhs)
-        if not math.isfinite(value):
-            x.sub_(p, alpha=alpha)
-            return finish(number - 1, CGStop.NON_FINITE)
+        x.sub_(p, alpha=alpha)
         history.append(value)
         if keep(number):
             iterates.append(x.clone())
@@ -167,7 +166,7 @@ def conjugate_gradient(
             values.append(value)
         if stop(history):
             return finish(number, CGStop.PROGRESS)
-        p.mul_(ry_next / ry).sub_(y)
+        torch.add(y, p, alpha=ry_next / ry, out=p)
         ry = ry_next
     return finish(iterations, CGStop.ITERATIONS)
 
