@@ -82,7 +82,7 @@ def _fill(collection: Collection, own: Path | None, cache: Path, progress: Progr
             for file, stored in source.deliver(wanted, progress):
                 file.content(stored, source.description)
                 write_atomic(file.at(cache), stored)
-        except (SourceError, DamagedDataError) as fault:
+        except (SourceError, DamagedDataError, OSError) as fault:  # OSError: no room for temporary files
             tried.append(f"{source.description}: {fault}")
             progress(tried[-1])
     if _lacking(collection, cache):
