@@ -152,12 +152,14 @@ def _digest_of_beginning(path: Path, size: int) -> hashlib._Hash:
     return digest
 
 
-def plain(value: Any, digits: int = 17) -> Any:
-    """Plain JSON data: floats to so many digits (17: exact), not-finite ones as the strings "nan", "inf", "-inf"."""
+def plain(value: Any, digits: int | None = None) -> Any:
+    """Plain JSON data: floats exact or to so many digits, not-finite ones as the strings "nan", "inf", "-inf"."""
     if isinstance(value, bool | int | str) or value is None:
         return value
     if isinstance(value, float):
-        return _short(float(f"{value:.{digits}g}")) if math.isfinite(value) else str(value)
+        if not math.isfinite(value):
+            return str(value)
+        return value if digits is None else _short(float(f"{value:.{digits}g}"))
     if isinstance(value, Mapping):
         return {str(key): plain(item, digits) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,0 +1,185 @@
+"""Checkpoints: whole or not there, damage found before torch sees it, hostile files refused."""
+
+import io
+import os
+import pickle
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from shf.lab import checkpoint
+from shf.lab.checkpoint import (
+    CheckpointDamagedError,
+    CheckpointStore,
+    CheckpointVersionError,
+    encode,
+    read,
+)
+
+
+def state(value: float = 1.0) -> dict[str, object]:
+    return {"weights": torch.full((40, 5), value), "position": {"epoch": 3, "elapsed": 0.1}, "names": ["a", "b"]}
+
+
+def test_a_state_comes_back_exactly(tmp_path: Path) -> None:
+    path = tmp_path / "c.ckpt"
+    path.write_bytes(encode(state()))
+    found = read(path)
+    assert torch.equal(found["weights"], torch.ones(40, 5))
+    assert found["position"] == {"epoch": 3, "elapsed": 0.1}
+    assert found["names"] == ["a", "b"]
+
+
+def test_store_keeps_the_last_two_and_the_best(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints")
+    for iteration in (5, 10, 200):
+        store.save(iteration, state(iteration))
+    store.save_best(state(-1))
+    names = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
+    assert names == ["best.ckpt", "iteration-0000000010.ckpt", "iteration-0000000200.ckpt"]
+    loaded = store.load_latest()
+    assert loaded is not None
+    assert loaded.state["weights"][0, 0] == 200
+    assert loaded.passed_over == ()
+
+
+def test_nothing_written_yet_is_no_error(tmp_path: Path) -> None:
+    assert CheckpointStore(tmp_path / "checkpoints").load_latest() is None
+
+
+@pytest.mark.parametrize("part", range(65))
+@pytest.mark.parametrize("damage", ["flip", "truncate"])
+def test_damage_anywhere_is_found_and_the_previous_one_used(tmp_path: Path, part: int, damage: str) -> None:
+    """Every 1/64 of the file: a flipped bit, or all cut off from there.
+
+    Fails if `_verified` no longer compares the digest: flips inside tensor data then load as other weights.
+    """
+    store = CheckpointStore(tmp_path / "checkpoints")
+    store.save(1, state(1))
+    path = store.save(2, state(2))
+    content = bytearray(path.read_bytes())
+    at = min(part * len(content) // 64, len(content) - 1)
+    if damage == "flip":
+        content[at] ^= 1 << (part % 8)
+    else:
+        del content[at:]
+    path.write_bytes(content)
+    loaded = store.load_latest()
+    assert loaded is not None
+    assert loaded.path.name == "iteration-0000000001.ckpt"
+    assert loaded.state["weights"][0, 0] == 1
+    assert path.name in loaded.passed_over[0]
+
+
+def test_all_damaged_is_an_error_that_names_them(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints")
+    store.save(1, state()).write_bytes(b"")
+    with pytest.raises(CheckpointDamagedError, match="iteration-0000000001"):
+        store.load_latest()
+
+
+def test_a_newer_schema_is_refused_and_not_taken_for_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints")
+    store.save(1, state())
+    monkeypatch.setattr(checkpoint, "SCHEMA", checkpoint.SCHEMA + 1)
+    store.save(2, state())
+    monkeypatch.undo()
+    with pytest.raises(CheckpointVersionError, match=r"schema 2.*reads up to 1"):
+        store.load_latest()
+
+
+class _Malice:
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> object:
+        return os.system, (self.command,)
+
+
+def _sealed(payload: bytes) -> bytes:
+    """A well-formed file around any payload, as an attacker who knows the format would write it."""
+    import hashlib
+
+    beginning = f"{checkpoint.SCHEMA} {len(payload)} ".encode()
+    digest = hashlib.sha256(beginning + payload).hexdigest().encode()
+    return b"shf-checkpoint " + beginning + digest + b"\n" + payload
+
+
+def test_a_pickle_that_runs_code_is_refused(tmp_path: Path) -> None:
+    """Fails if torch.load is called without weights_only=True."""
+    trap = tmp_path / "sprung"
+    buffer = io.BytesIO()
+    torch.save({"x": _Malice(f"touch {trap}")}, buffer)
+    for payload in (buffer.getvalue(), pickle.dumps(_Malice(f"touch {trap}"))):
+        path = tmp_path / "c.ckpt"
+        path.write_bytes(_sealed(payload))
+        with pytest.raises(CheckpointDamagedError):
+            read(path)
+        assert not trap.exists()
+
+
+def test_a_compressed_archive_is_refused_unopened(tmp_path: Path) -> None:
+    """A bomb: 64 MiB of zeros in a few kilobytes. Fails if the compression of members is not looked at."""
+    packed, plain = io.BytesIO(), io.BytesIO()
+    torch.save({"x": torch.zeros(1 << 24)}, plain)
+    with zipfile.ZipFile(plain) as source, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target:
+        for member in source.infolist():
+            target.writestr(member.filename, source.read(member))
+    path = tmp_path / "c.ckpt"
+    path.write_bytes(_sealed(packed.getvalue()))
+    with pytest.raises(CheckpointDamagedError, match="compressed"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\n", b"shf-checkpoint\n", b"shf-checkpoint 1 999999999999999 " + b"0" * 64 + b"\n", b"\0" * 4096]
+)
+def test_no_checkpoint_at_all(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "c.ckpt"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointDamagedError):
+        read(path)
+
+
+def test_a_list_is_no_state(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    torch.save([1, 2], buffer)
+    path = tmp_path / "c.ckpt"
+    path.write_bytes(_sealed(buffer.getvalue()))
+    with pytest.raises(CheckpointDamagedError, match="expected a mapping"):
+        read(path)
+
+
+def test_a_file_too_large_for_the_disk_leaves_the_old_one(tmp_path: Path) -> None:
+    """The system itself refuses the write half way (a limit on file sizes stands for the full disk)."""
+    script = """
+import resource, sys
+import torch
+from pathlib import Path
+from shf.lab.checkpoint import CheckpointStore
+store = CheckpointStore(Path(sys.argv[1]))
+store.save(1, {"x": torch.ones(10)})
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+try:
+    store.save(2, {"x": torch.ones(100_000)})
+except OSError as error:
+    print("refused:", error.errno)
+loaded = store.load_latest()
+print(loaded.path.name, float(loaded.state["x"].sum()), sorted(p.name for p in Path(sys.argv[1]).iterdir()))
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True, timeout=120
+    ).stdout.splitlines()
+    assert found[0] == "refused: 27"
+    assert found[1] == "iteration-0000000001.ckpt 10.0 ['iteration-0000000001.ckpt']"
+
+
+def test_leftovers_of_a_killed_write_are_cleared(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    (tmp_path / ".iteration-0000000001.ckpt.77.partial").write_bytes(b"half")
+    store.save(2, state())
+    assert [p.name for p in tmp_path.iterdir()] == ["iteration-0000000002.ckpt"]

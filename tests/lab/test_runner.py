@@ -1,0 +1,547 @@
+"""Runs: recorded, interrupted, killed and continued exactly; a failing disk does not stop them."""
+
+import dataclasses
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runs_helpers import (
+    REPOSITORY,
+    assert_same_run,
+    final_state,
+    rows_without_clock,
+    tiny_config,
+    tiny_experiment,
+)
+
+from shf.lab import checkpoint, runner
+from shf.lab.baselines.registry import METHODS
+from shf.lab.batches import batch_rows
+from shf.lab.checkpoint import CheckpointMismatchError, read
+from shf.lab.experiments import EXPERIMENTS, Experiment, ExperimentError, Task
+from shf.lab.observer import Observer, Progress, Status
+from shf.lab.records import RecordError, read_run
+from shf.lab.runconfig import Pretraining
+
+OFTEN = runner.RunOptions(checkpoint_seconds=0.0)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHF_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    monkeypatch.setenv("SHF_TUNED", str(tmp_path_factory.getbasetemp() / "tuned.json"))
+
+
+class Watcher(Observer):
+    """Remembers what it is told, and does something at a given iteration."""
+
+    def __init__(self, at: int = -1, action: Any = None) -> None:
+        self.at, self.action = at, action
+        self.warnings: list[str] = []
+        self.notes: list[str] = []
+        self.iterations: list[int] = []
+        self.was_closed = False
+
+    def iteration(self, row: Mapping[str, Any], progress: Progress) -> None:
+        self.iterations.append(progress.iteration)
+        if progress.iteration == self.at:
+            self.action()
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+    def closed(self) -> None:
+        self.was_closed = True
+
+
+# batches
+
+
+def test_batches_are_a_pure_function_of_seed_and_epoch() -> None:
+    first = batch_rows(10, 4, seed=3, epoch=0)
+    assert [len(rows) for rows in first] == [4, 4, 2]
+    assert torch.cat(first).sort().values.tolist() == list(range(10))
+    for epoch in (0, 1, 7):
+        assert all(map(torch.equal, first, batch_rows(10, 4, seed=3, epoch=epoch)))
+    assert not all(map(torch.equal, first, batch_rows(10, 4, seed=4, epoch=0)))
+
+
+def test_reshuffling_cuts_every_epoch_anew() -> None:
+    orders = [torch.cat(batch_rows(50, 8, seed=0, epoch=e, reshuffle=True)).tolist() for e in range(5)]
+    assert len({tuple(order) for order in orders}) == 5
+    assert orders[3] == torch.cat(batch_rows(50, 8, seed=0, epoch=3, reshuffle=True)).tolist()
+
+
+def test_batches_refuse_nonsense() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        batch_rows(10, 0, seed=0, epoch=0)
+
+
+# what a run leaves
+
+
+def test_a_run_leaves_a_complete_record(tmp_path: Path) -> None:
+    result = runner.start(tiny_config(), tmp_path / "run")
+    assert result.status is Status.FINISHED
+    assert result.saved
+    found = read_run(tmp_path / "run")
+    assert found.problems == ()
+    assert [row["epoch"] for row in found.epochs] == [0, 1, 2, 3]
+    assert [row["iteration"] for row in found.iterations] == list(range(1, 10))
+    last = found.epochs[-1]
+    assert last["train_squared_error"] == pytest.approx(2 * last["train_half_squared_error"], rel=1e-6)
+    assert last["train_squared_error"] < found.epochs[0]["train_squared_error"]
+    for field in ("objective", "damping", "reduction_ratio", "cg_decay", "update_scale", "step_size", "chosen_iterate"):
+        assert field in found.iterations[0]
+        assert field in last
+    assert found.samples["originals"].shape == (12, 28, 28)
+    assert found.samples["reconstructions"].dtype == "uint8"
+    run = found.run
+    assert run["versions"]["torch"] == torch.__version__
+    assert run["data"]["checksums"]
+    assert run["command"] == "shf run tiny --optimizer shf --epochs 3 --seed 0"
+    assert run["summary"]["value"] == pytest.approx(last["train_squared_error"], rel=1e-6)
+    assert run["config"]["settings"]["damping"] == 1.0
+
+
+def test_costs_add_up_to_passes_over_the_data(tmp_path: Path) -> None:
+    """One gradient, evaluations at 1/3 and products at 4/3, products on 8 of 16 rows counting half."""
+    runner.start(tiny_config(epochs=1), tmp_path)
+    found = read_run(tmp_path)
+    total = sum(r["gradients"] + r["evaluations"] / 3 + r["products"] * 4 / 3 for r in found.iterations)
+    assert found.epochs[-1]["passes"] == pytest.approx(total * 16 / 48, rel=1e-5)
+    assert found.epochs[-1]["gradients"] == 3
+
+
+def test_the_best_epoch_is_kept(tmp_path: Path) -> None:
+    result = runner.start(tiny_config(epochs=4), tmp_path)
+    best = read(tmp_path / "checkpoints" / "best.ckpt")
+    assert best["epoch"] == result.summary["best_epoch"]
+    errors = read_run(tmp_path).column("train_squared_error")[1:]
+    assert result.summary["best"] == pytest.approx(errors.min(), rel=1e-6)
+
+
+def test_rows_can_be_thinned_but_epochs_stay(tmp_path: Path) -> None:
+    runner.start(tiny_config(rows_every=4), tmp_path)
+    found = read_run(tmp_path)
+    assert [row["iteration"] for row in found.iterations] == [4, 8]
+    assert len(found.epochs) == 4
+
+
+def test_the_callers_generator_and_threads_are_left_alone(tmp_path: Path) -> None:
+    before = torch.get_rng_state()
+    runner.start(dataclasses.replace(tiny_config(epochs=1), threads=2), tmp_path)
+    assert torch.equal(before, torch.get_rng_state())
+    assert torch.get_num_threads() == 1
+
+
+def test_tensorboard_events_hold_the_epochs(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    runner.start(tiny_config(), tmp_path, options=runner.RunOptions(tensorboard=True))
+    events = EventAccumulator(str(tmp_path / "events")).Reload()
+    values = [event.value for event in events.Scalars("epoch/train_squared_error")]
+    assert values == pytest.approx(read_run(tmp_path).column("train_squared_error").tolist(), rel=1e-5)
+
+
+def test_minutes_end_a_run_inside_an_epoch(tmp_path: Path) -> None:
+    config = dataclasses.replace(tiny_config("adam", batch=1), epochs=None, minutes=0.02 / 60)
+    runner.start(config, tmp_path)
+    last = read_run(tmp_path).epochs[-1]
+    assert last["elapsed_seconds"] >= 0.02
+    assert last["epoch"] == pytest.approx(last["iteration"] / 48, rel=1e-6)
+
+
+def test_an_objective_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
+    config = tiny_config("sgd", options=("learning_rate=1e38",))
+    result = runner.start(config, tmp_path)
+    assert result.status is Status.DIVERGED
+    found = read_run(tmp_path)
+    assert found.status == "diverged"
+    assert found.problems == ()
+
+
+def test_pretraining_moves_the_start(tmp_path: Path) -> None:
+    config = tiny_config(epochs=1)
+    runner.start(config, tmp_path / "plain")
+    pretrained = dataclasses.replace(config, pretraining=Pretraining("denoising", 2))
+    runner.start(pretrained, tmp_path / "pretrained")
+    start = [rows_without_clock(tmp_path / name)[0]["train_loss"] for name in ("plain", "pretrained")]
+    assert start[0] != start[1]
+
+
+# going on exactly
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_optimizer_runs_and_continues_exactly(tmp_path: Path, method: str) -> None:
+    """Interrupted in the middle of an epoch and resumed: the same rows and bitwise the same state."""
+    config = tiny_config(method, experiment=_experiment_for(method), epochs=2)
+    runner.start(config, tmp_path / "whole")
+    steps = 2 if METHODS[method].reads_batches else 6
+    stop = Watcher(steps - 1 if steps == 2 else 4, lambda: os.kill(os.getpid(), signal.SIGINT))
+    result = runner.start(config, tmp_path / "parts", observer=stop)
+    assert result.status is Status.INTERRUPTED
+    assert read_run(tmp_path / "parts").status == "interrupted"
+    assert read_run(tmp_path / "parts").problems == ()
+    result = runner.resume(tmp_path / "parts")
+    assert result.status is Status.FINISHED
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    assert read_run(tmp_path / "parts").problems == ()
+
+
+def _experiment_for(method: str) -> Experiment:
+    """CURVES for all; the dropout methods need something with dropout, so that their masks must continue too."""
+    if METHODS[method].dropout is None:
+        return tiny_experiment()
+    return tiny_experiment(
+        task=Task.CLASSIFIER,
+        data="curves-as-classes",
+        sizes=(784, 6, 4, 10),
+        metric="test_errors",
+        input_dropout=0.2,
+        hidden_dropout=0.5,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _classes_of_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A classification problem without files: tell in which of ten columns a curve has most ink."""
+    from shf.lab import problem
+
+    genuine = problem.load
+
+    def load(name: str, **options: Any) -> Any:
+        if name != "curves-as-classes":
+            return genuine(name, **options)
+        options.pop("standardise", None)
+        data = genuine("curves", **options)
+
+        def classes(x: torch.Tensor) -> torch.Tensor:
+            return x.reshape(-1, 28, 28).sum(1)[:, 4:24].reshape(-1, 10, 2).sum(2).argmax(1)
+
+        targets = {"train_targets": classes(data.train_inputs), "test_targets": classes(data.test_inputs)}
+        return dataclasses.replace(data, name=name, classes=10, **targets)
+
+    monkeypatch.setattr(problem, "load", load)
+
+
+def test_dropout_masks_of_shf_continue_exactly(tmp_path: Path) -> None:
+    config = tiny_config(experiment=_experiment_for("dropout-sgd-all"), epochs=2)
+    runner.start(config, tmp_path / "whole")
+    runner.start(config, tmp_path / "parts", observer=Watcher(2, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    runner.resume(tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    found = read_run(tmp_path / "parts")
+    wrong = int(found.epochs[-1]["test_errors"])
+    assert found.samples["images"].shape == (wrong, 28, 28)
+    assert (found.samples["labels"] != found.samples["predictions"]).all()
+
+
+def test_reshuffled_batches_continue_exactly(tmp_path: Path) -> None:
+    config = tiny_config("nag", experiment=tiny_experiment(reshuffle=True))
+    runner.start(config, tmp_path / "whole")
+    runner.start(config, tmp_path / "parts", observer=Watcher(5, lambda: os.kill(os.getpid(), signal.SIGINT)))
+    runner.resume(tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
+    def twice() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    watcher = Watcher(2, twice)
+    with pytest.raises(KeyboardInterrupt):
+        runner.start(tiny_config(), tmp_path, observer=watcher)
+    assert watcher.was_closed
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_more_epochs_continue_as_if_they_had_been_asked_for(tmp_path: Path) -> None:
+    runner.start(tiny_config(epochs=5), tmp_path / "whole")
+    runner.start(tiny_config(epochs=2), tmp_path / "parts")
+    assert runner.resume(tmp_path / "parts").summary["epochs"] == 2  # finished: nothing to do
+    result = runner.resume(tmp_path / "parts", epochs=5)
+    assert result.summary["epochs"] == 5
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    assert read_run(tmp_path / "parts").run["config"]["epochs"] == 5
+
+
+def test_a_run_stopped_by_the_clock_inside_an_epoch_continues_without_the_extra_row(tmp_path: Path) -> None:
+    runner.start(tiny_config("adam", epochs=2, batch=1), tmp_path / "whole")
+    timed = dataclasses.replace(tiny_config("adam", batch=1), epochs=None, minutes=0.02 / 60)
+    assert runner.start(timed, tmp_path / "parts").summary["epochs"] < 2
+    runner.resume(tmp_path / "parts", epochs=2)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_killed_before_the_first_checkpoint_it_starts_again(tmp_path: Path) -> None:
+    runner.start(tiny_config(), tmp_path / "whole")
+
+    def die() -> None:
+        raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        runner.start(tiny_config(), tmp_path / "parts", observer=Watcher(4, die))
+    watcher = Watcher()
+    runner.resume(tmp_path / "parts", observer=watcher)
+    assert "from its beginning" in watcher.notes[0]
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+KILL = """
+import os, random, signal, sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from runs_helpers import tiny_config
+from shf.lab import runner
+import torch
+torch.set_num_threads(1)
+home, kills, seed = Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+config = tiny_config(epochs=20)
+often = runner.RunOptions(checkpoint_seconds=0.0)
+draw = random.Random(seed)
+
+def child(resumed):
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        result = runner.resume(home, options=often) if resumed else runner.start(config, home, options=often)
+        code = 0 if result.status.value == "finished" else 2
+    finally:
+        os._exit(code)
+
+done = 0
+pid = child(False)
+while True:
+    longest = 0.35 if done < kills else 300.0
+    end = time.monotonic() + draw.uniform(0.0, longest) if done < kills else time.monotonic() + longest
+    while time.monotonic() < end:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            break
+        time.sleep(0.001)
+    else:
+        os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        done += 1
+    if os.WIFEXITED(status):
+        print("kills", done, "code", os.WEXITSTATUS(status))
+        break
+    pid = child((home / "run.json").exists())
+"""
+
+
+def _killed_run(home: Path, kills: int, seed: int) -> str:
+    command = [sys.executable, "-c", KILL, str(Path(__file__).parent), str(home), str(kills), str(seed)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False)
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
+@pytest.mark.parametrize(("kills", "rounds"), [(10, 1), pytest.param(25, 8, marks=pytest.mark.slow)])
+def test_killed_at_random_moments_it_ends_the_same(tmp_path: Path, kills: int, rounds: int) -> None:
+    """SIGKILL again and again, also inside checkpoint writes (one follows every iteration), then resume.
+
+    Fails if metrics.jsonl is not cut back to the checkpoint, if a checkpoint is written in place, or if the method's
+    state is left out of it. The slow form kills 200 times.
+    """
+    runner.start(tiny_config(epochs=20), tmp_path / "whole")
+    for number in range(rounds):
+        home = tmp_path / f"killed{number}"
+        printed = _killed_run(home, kills, seed=random.randrange(1 << 30))
+        assert printed.strip().endswith("code 0"), printed
+        assert_same_run(tmp_path / "whole", home)
+        assert read_run(home).problems == ()
+
+
+# refusals
+
+
+def test_a_directory_with_another_run_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    runner.start(tiny_config(epochs=1), tmp_path)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.is_file()}
+    with pytest.raises(ExperimentError, match="holds another run"):
+        runner.start(tiny_config("adam"), tmp_path)
+    assert before == {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.is_file()}
+    runner.start(tiny_config("adam"), tmp_path, options=runner.RunOptions(force=True))
+    found = read_run(tmp_path)
+    assert found.config["method"] == "adam"
+    assert found.problems == ()
+
+
+def test_a_fresh_directory_is_found(tmp_path: Path) -> None:
+    first = runner.fresh_directory(tiny_config(), tmp_path)
+    assert first == tmp_path / "tiny" / "shf-seed0"
+    runner.start(tiny_config(epochs=1), first)
+    assert runner.fresh_directory(tiny_config(), tmp_path).name == "shf-seed0-2"
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    for name, changes in (("a", {}), ("b", {"sizes": (784, 7, 2)})):
+        config = tiny_config(epochs=1, experiment=tiny_experiment(**changes))
+        runner.start(config, tmp_path / name)
+    for file in (tmp_path / "a" / "checkpoints").glob("iteration-*"):
+        file.replace(tmp_path / "b" / "checkpoints" / file.name)
+    with pytest.raises(CheckpointMismatchError, match="another configuration"):
+        runner.resume(tmp_path / "b", epochs=2)
+
+
+def test_a_state_that_does_not_fit_the_network_is_refused(tmp_path: Path) -> None:
+    runner.start(tiny_config(epochs=1), tmp_path)
+    store = checkpoint.CheckpointStore(tmp_path / "checkpoints")
+    state = final_state(tmp_path)
+    state["model"] = {name: value[:1] for name, value in state["model"].items()}
+    store.save(4, state)
+    with pytest.raises(CheckpointMismatchError, match="does not fit the network"):
+        runner.resume(tmp_path, epochs=2)
+
+
+def test_other_data_are_refused(tmp_path: Path) -> None:
+    runner.start(tiny_config(epochs=1), tmp_path)
+    record = json.loads((tmp_path / "run.json").read_text())
+    record["data"]["checksums"] = {"other": "00"}
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    with pytest.raises(RecordError, match="other data"):
+        runner.resume(tmp_path, epochs=2)
+
+
+def test_settings_that_the_method_refuses_name_it(tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match="cg_iterations"):
+        runner.start(tiny_config(options=("cg_iterations=0",)), tmp_path)
+
+
+# a disk that fails
+
+
+def _full_disk(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_checkpoint_that_cannot_be_written_warns_once_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if `Recorder` does not guard its writes: the run would end with the OSError."""
+    genuine = checkpoint.write_atomically
+    broken = iter([False] * 4 + [True] * 4 + [False] * 99)
+    monkeypatch.setattr(checkpoint, "write_atomically", lambda *a: _full_disk() if next(broken) else genuine(*a))
+    watcher = Watcher()
+    result = runner.start(tiny_config(), tmp_path / "run", observer=watcher, options=OFTEN)
+    assert result.status is Status.FINISHED
+    assert watcher.iterations == list(range(1, 10))
+    assert sum("could not be written" in text for text in watcher.warnings) in (1, 2)
+    assert any("No space left" in text for text in watcher.warnings)
+    assert any("can be written again" in text for text in watcher.warnings)
+    found = read_run(tmp_path / "run")
+    assert found.problems == ()
+    assert found.run["warnings"] == watcher.warnings
+    monkeypatch.undo()
+
+
+def test_after_failed_checkpoints_the_last_good_one_continues_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner.start(tiny_config(), tmp_path / "whole")
+    genuine = checkpoint.write_atomically
+    writes = iter(range(999))
+    monkeypatch.setattr(checkpoint, "write_atomically", lambda *a: _full_disk() if next(writes) > 4 else genuine(*a))
+
+    def die() -> None:
+        raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        runner.start(tiny_config(), tmp_path / "parts", observer=Watcher(8, die), options=OFTEN)
+    monkeypatch.setattr(checkpoint, "write_atomically", genuine)
+    watcher = Watcher()
+    runner.resume(tmp_path / "parts", observer=watcher)
+    assert 1 < watcher.iterations[0] < 8
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_run_directory_that_vanishes_does_not_stop_the_training(tmp_path: Path) -> None:
+    home = tmp_path / "run"
+    watcher = Watcher(3, lambda: home.rename(tmp_path / "gone"))
+    result = runner.start(tiny_config(), home, observer=watcher, options=OFTEN)
+    assert watcher.iterations == list(range(1, 10))
+    assert not result.saved
+    assert any("could not be written" in text for text in watcher.warnings)
+
+
+def test_a_directory_that_comes_back_has_lost_nothing(tmp_path: Path) -> None:
+    runner.start(tiny_config(), tmp_path / "whole")
+    home = tmp_path / "run"
+
+    class Mount(Watcher):
+        def iteration(self, row: Mapping[str, Any], progress: Progress) -> None:
+            if progress.iteration == 3:
+                home.rename(tmp_path / "gone")
+            if progress.iteration == 7:
+                (tmp_path / "gone").rename(home)
+
+    result = runner.start(tiny_config(), home, observer=Mount(), options=OFTEN)
+    assert result.saved
+    assert_same_run(tmp_path / "whole", home)
+    assert read_run(home).problems == ()
+
+
+def test_a_damaged_last_checkpoint_is_passed_over_and_said_so(tmp_path: Path) -> None:
+    runner.start(tiny_config(), tmp_path / "whole")
+    stop = Watcher(5, lambda: os.kill(os.getpid(), signal.SIGINT))
+    runner.start(tiny_config(), tmp_path / "parts", observer=stop, options=OFTEN)
+    newest = sorted((tmp_path / "parts" / "checkpoints").glob("iteration-*"))[-1]
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 4
+    newest.write_bytes(content)
+    watcher = Watcher()
+    runner.resume(tmp_path / "parts", observer=watcher)
+    assert watcher.iterations[0] == 5
+    assert any("damaged checkpoint was passed over" in text for text in watcher.warnings)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+# the paper's experiments on real data
+
+
+def _real_data() -> Path | None:
+    given = os.environ.get("SHF_DATA")
+    place = Path(given) if given else REPOSITORY.parent / "shared" / "data"
+    return place if place.is_dir() else None
+
+
+NEEDS = {"mnist": "mnist", "mnist-autoencoder": "mnist", "usps": "usps", "reuters": "reuters"}
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_each_experiment_runs_with_shf(tmp_path: Path, name: str) -> None:
+    """One epoch on a part of the real data: its network, its settings, its error."""
+    experiment, place = EXPERIMENTS[name], _real_data()
+    folder = NEEDS.get(experiment.data)
+    if folder is not None and (place is None or not (place / folder).is_dir()):
+        pytest.skip(f"{experiment.data} is not here: set SHF_DATA to a directory that has {folder}/")
+    part = dataclasses.replace(
+        experiment, data_options={"train": 200, "test": 60}, gradient_batch=100, evaluation_cases=None
+    )
+    config = dataclasses.replace(tiny_config(experiment=part, batch=100), epochs=1)
+    options = runner.RunOptions(data_dir=place if folder else None)
+    result = runner.start(config, tmp_path, options=options)
+    assert result.status is Status.FINISHED
+    found = read_run(tmp_path)
+    assert found.problems == ()
+    assert found.epochs[1]["train_loss"] < found.epochs[0]["train_loss"]
+    assert experiment.metric in found.epochs[1]
+    assert bool(found.samples) == (experiment.data != "reuters")
