@@ -59,18 +59,24 @@ def squared_vjp(jacobian: Jacobian, cotangents: Sequence[Tensor], *, axes: CallA
     """J'u and Σ_j (J_j'u_j)², both flat, from one backward pass where the layers allow it.
 
     Args:
-        jacobian: J on the batch, with its module calls recorded.
+        jacobian: J on the batch, with its module calls recorded. The record is let go: it holds every layer's output.
         cotangents: u, one tensor per output.
         axes: where the rows lie in each recorded call; None if cases influence each other (batch statistics), in which
             case only the fallback is right.
     """
     shapes, like = jacobian.network.shapes, cotangents[0]
-    gradient = torch.zeros(sum(shapes.sizes), dtype=like.dtype, device=like.device)
-    squares: list[Tensor | None] = [torch.zeros_like(p) for p in jacobian.network.parameters]
+    gradient: Tensor | None = None
+    squares: list[Tensor | None] = []
     for rows, graph, part in jacobian.graphs_with(cotangents):
         pulled, found = _by_layers(jacobian, graph, part, axes or {}, len(rows))
-        gradient += shapes.flatten(pulled, like)
-        squares = [None if s is None or f is None else s + f for s, f in zip(squares, found, strict=True)]
+        flat = shapes.flatten(pulled, like)
+        if gradient is None:
+            gradient, squares = flat, found
+        else:
+            gradient += flat
+            squares = [None if s is None or f is None else s.add_(f) for s, f in zip(squares, found, strict=True)]
+        graph.calls.of.clear()
+    assert gradient is not None
     left = [i for i, square in enumerate(squares) if square is None]
     if left:
         for i, square in _case_by_case(jacobian, cotangents, left, separable=axes is not None).items():
@@ -172,25 +178,23 @@ def _linear(use: Use, values: dict[str, Tensor]) -> dict[str, Squares]:
     """A linear layer used once on (rows, features): per-case gradients g_j a_j', sum of squares (g²)'(a²)."""
     a, g = use
     found: dict[str, Squares] = {}
+    g_squared, left = g.square(), _probe(g.shape[1], g)
+    projected = g @ left
     if "weight" in values:
-        left, right = _probe(g.shape[1], g), _probe(a.shape[1], g)
-        terms = (g @ left) * (a @ right)
-
-        def explains(gradient: Tensor) -> bool:
-            return _close(terms.sum().item(), (left @ gradient @ right).item(), terms.abs().sum().item(), g.dtype)
-
-        found["weight"] = Squares(_products_of_squares(g, a), explains)
+        right = _probe(a.shape[1], g)
+        total = _products_of_squares(g_squared, a)
+        found["weight"] = Squares(total, _projects_to(projected * (a @ right), lambda G: left @ (G @ right)))
     if "bias" in values:
-        found["bias"] = Squares(g.square().sum(0), _equals(g.sum(0), g.abs().sum(0)))
+        found["bias"] = Squares(g_squared.sum(0), _projects_to(projected, lambda G: left @ G))
     return found
 
 
-def _products_of_squares(g: Tensor, a: Tensor) -> Tensor:
+def _products_of_squares(g_squared: Tensor, a: Tensor) -> Tensor:
     """(g²)'(a²); a CSR input stays sparse."""
     if a.layout != torch.sparse_csr:
-        return g.square().t() @ a.square()
+        return g_squared.t() @ a.square()
     squared = torch.sparse_csr_tensor(a.crow_indices(), a.col_indices(), a.values().square(), a.shape)
-    return (squared.t() @ g.square()).t()
+    return (squared.t() @ g_squared).t()
 
 
 def _linear_per_case(uses: Sequence[Use]) -> dict[str, Tensor]:
@@ -290,8 +294,15 @@ def _probe(size: int, like: Tensor) -> Tensor:
     return angles.cos().to(like)
 
 
-def _close(found: float, expected: float, scale: float, dtype: torch.dtype) -> bool:
-    return abs(found - expected) <= math.sqrt(torch.finfo(dtype).eps) * (scale + abs(expected))
+def _projects_to(terms: Tensor, project: Callable[[Tensor], Tensor]) -> Callable[[Tensor], bool]:
+    """Whether a gradient's projection is the sum of the cases' projections, `terms`."""
+
+    def explains(gradient: Tensor) -> bool:
+        found, expected = terms.sum().item(), project(gradient).item()
+        tolerance = math.sqrt(torch.finfo(terms.dtype).eps) * (terms.abs().sum().item() + abs(expected))
+        return abs(found - expected) <= tolerance
+
+    return explains
 
 
 def _equals(total: Tensor, size: Tensor) -> Callable[[Tensor], bool]:
