@@ -17,6 +17,7 @@ OUT_OF_RANGE = {
     "damping_factor": ([0, -0.5, 1.01, NAN, None], "a number greater than 0 and at most 1"),
     "cg_iterations": ([0, -3], "at least 1"),
     "curvature_batch": ([0, -1], "at least 1 or None"),
+    "curvature_rows": (["random", None, 3], "one of 'block', 'strided'"),
     "cg_decay": ([-0.1, 1.1, NAN, None, "0.5"], "a number at least 0 and at most 1"),
     "cg_decay_growth": ([0.99, -1, INF, NAN], "a number at least 1"),
     "cg_decay_max": ([-0.1, 1.1, NAN], "a number at least 0 and at most 1"),
@@ -28,12 +29,16 @@ OUT_OF_RANGE = {
     "max_norm": ([0, -2.0, NAN, INF, "fan-out", True], "a number greater than 0, 'fan-in', or None"),
     "microbatch": ([0, -1], "at least 1 or None"),
     "momentum_off_on_divergence": ([None, "yes", 1], "True or False"),
+    "message_dtype": (["float16", torch.bfloat16, 16], "one of None, 'bfloat16'"),
+    "check_every": ([0, -1], "at least 1"),
+    "rank_timeout": ([0, -1.0, NAN, INF, "10", True], "a number greater than 0, or None"),
 }
 NOT_WHOLE = {
     "cg_iterations": ([2.0, 2.5, "3", None, True], "a whole number"),
     "curvature_batch": ([10.0, "all", True], "a whole number or None"),
     "line_search_steps": ([60.0, None, False], "a whole number"),
     "microbatch": ([8.0, "8"], "a whole number or None"),
+    "check_every": ([10.0, None, True], "a whole number"),
 }
 OWN_OF_HF = {
     "progress_tolerance": ([-1e-9, NAN, None], "a number at least 0"),
@@ -143,6 +148,7 @@ def test_defaults_are_those_of_the_paper():
         "damping_factor": 0.99,
         "cg_iterations": 3,
         "curvature_batch": None,
+        "curvature_rows": "block",
         "cg_decay": 0.5,
         "cg_decay_growth": 1.01,
         "cg_decay_max": 0.99,
@@ -154,6 +160,9 @@ def test_defaults_are_those_of_the_paper():
         "max_norm": None,
         "microbatch": None,
         "momentum_off_on_divergence": False,
+        "message_dtype": None,
+        "check_every": 100,
+        "rank_timeout": None,
     }
 
 

@@ -6,6 +6,7 @@ from shf.config import Config, HFConfig, presets
 from shf.curvature import gauss_newton_product
 from shf.hf import HF
 from shf.optimizer import SHF, SHFWarning
+from shf.ranks import RankError
 from shf.step import StepInfo
 
 __version__ = "0.1.0"
@@ -17,6 +18,7 @@ __all__ = [
     "CGStop",
     "Config",
     "HFConfig",
+    "RankError",
     "SHFWarning",
     "StepInfo",
     "conjugate_gradient",

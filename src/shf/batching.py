@@ -14,19 +14,24 @@ Select = Callable[[Any, Tensor], Any]
 Count = Callable[[Any], int]
 
 
-def curvature_rows(rows: int, size: int | None, epoch: int) -> Tensor | None:
+def curvature_rows(rows: int, size: int | None, epoch: int, *, strided: bool = False) -> Tensor | None:
     """The curvature batch of epoch e: rows (eC + i) mod B for i < C, so that it passes through every row in B/C epochs.
+
+    Strided, it is rows (⌊iB/C⌋ + e) mod B instead: spread evenly over the batch, one further in each epoch.
 
     Args:
         rows: B, the rows of the gradient batch.
         size: C, the rows of the curvature batch; None or more than B: all of them.
         epoch: e, counted from 0.
+        strided: which of the two.
 
     Returns:
         The row numbers, or None where they are all rows in their order.
     """
     if size is None or size >= rows:
         return None
+    if strided:
+        return (torch.arange(size) * rows // size + epoch) % rows
     return (epoch * size + torch.arange(size)) % rows
 
 
@@ -116,9 +121,17 @@ class Batch:
     select: Select = select_rows
 
     @classmethod
-    def of(cls, inputs: Any, targets: Any, select: Select = select_rows, count: Count = count_rows) -> Self:
+    def of(
+        cls,
+        inputs: Any,
+        targets: Any,
+        select: Select = select_rows,
+        count: Count = count_rows,
+        *,
+        may_be_empty: bool = False,
+    ) -> Self:
         rows = count(inputs)
-        if rows < 1:
+        if rows < 1 and not may_be_empty:
             raise ValueError(f"the batch is empty: {rows} rows, expected at least 1")
         if count is count_rows and leaves(targets) and (found := count_rows(targets)) != rows:
             raise ValueError(f"inputs have {rows} rows but targets have {found}: they must agree")

@@ -20,6 +20,9 @@ class Config:
         damping_factor: λ is multiplied or divided by this after a step [99/100].
         cg_iterations: CG iterations per step [ζ]: 3-5 for classification, 25-50 for deep autoencoders.
         curvature_batch: rows of the curvature batch [|X^c|]; None for all rows of the gradient batch.
+        curvature_rows: which rows of a gradient batch are the curvature batch in epoch e. "block": (eC + i) mod B for
+            i < C, the paper's. "strided": (⌊iB/C⌋ + e) mod B, spread evenly over the batch; with several processes, a
+            block may lie on one of them and leave the others idle, this gives each its proportion.
         cg_decay: the share of the last CG solution that CG starts from, in the first epoch [γ_1].
         cg_decay_growth: γ is multiplied by this at every following epoch.
         cg_decay_max: γ's ceiling.
@@ -33,6 +36,10 @@ class Config:
         microbatch: the most rows that are in memory at once; None for no bound.
         momentum_off_on_divergence: set γ to 0 for good once an epoch's mean objective is above the previous one's twice
             running (§5.2).
+        message_dtype: "bfloat16" to halve or quarter the messages between processes; None for the parameters' own dtype.
+        check_every: steps between two comparisons, bit by bit, of the parameters on all processes.
+        rank_timeout: seconds until a process that does not answer is given up, set on the process group; None leaves the
+            group's own.
     """
 
     _owner: ClassVar[str] = "SHF"
@@ -41,6 +48,7 @@ class Config:
     damping_factor: float = 0.99
     cg_iterations: int = 3
     curvature_batch: int | None = None
+    curvature_rows: str = "block"
     cg_decay: float = 0.5
     cg_decay_growth: float = 1.01
     cg_decay_max: float = 0.99
@@ -52,6 +60,9 @@ class Config:
     max_norm: float | str | None = None
     microbatch: int | None = None
     momentum_off_on_divergence: bool = False
+    message_dtype: str | None = None
+    check_every: int = 100
+    rank_timeout: float | None = None
 
     def __post_init__(self) -> None:
         check = _Checker(self._owner, self)
@@ -59,6 +70,7 @@ class Config:
         check.number("damping_factor", above=0.0, most=1.0)
         check.integer("cg_iterations", least=1)
         check.integer("curvature_batch", least=1, optional=True)
+        check.choice("curvature_rows", ["block", "strided"])
         check.number("cg_decay", least=0.0, most=1.0)
         check.number("cg_decay_growth", least=1.0)
         check.number("cg_decay_max", least=0.0, most=1.0)
@@ -71,6 +83,10 @@ class Config:
             check.number("max_norm", above=0.0, or_else="'fan-in', or None")
         check.integer("microbatch", least=1, optional=True)
         check.flag("momentum_off_on_divergence")
+        check.choice("message_dtype", [None, "bfloat16"])
+        check.integer("check_every", least=1)
+        if self.rank_timeout is not None:
+            check.number("rank_timeout", above=0.0, or_else="or None")
 
     @classmethod
     def names(cls) -> list[str]:

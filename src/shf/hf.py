@@ -1,6 +1,7 @@
 """Martens' batch method (§3): objective and gradient over all of the data, curvature on a minibatch."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,12 +10,16 @@ from torch import Tensor
 from shf.batching import Batch
 from shf.cg import LinearMap, geometric, relative_progress
 from shf.config import HFConfig
+from shf.distributed import refuse_unsupported
+from shf.layout import NO_ROWS, Layout
 from shf.losses import Reduction
 from shf.network import Network
-from shf.objective import Objective
+from shf.objective import Objective, Terms, no_terms, sum_terms
 from shf.optimizer import SHF
+from shf.participation import Participation
 from shf.preconditioner import solve_diagonal
 from shf.randomness import mix
+from shf.ranks import Ranks, Share
 from shf.step import Expansion, Solver, StepInfo
 
 
@@ -36,19 +41,31 @@ class HF(SHF):
         """One iteration over all of the data.
 
         Args:
-            batches: (inputs, targets) pairs; iterated once per objective evaluation, each time in the same order.
-            curvature: the curvature batch, (inputs, targets).
+            batches: (inputs, targets) pairs; iterated once per objective evaluation, each time in the same order. With
+                several processes, each gives its own.
+            curvature: the curvature batch, (inputs, targets); with several processes, each gives its share of it.
         """
+        ranks = self._connection.ranks()
+        with self._surroundings(self._device), ranks.step():
+            own, meeting = ranks.meet(lambda: self._prepare_data(batches, curvature, ranks))
+            (batch, layout), seed = own.data, self._adopt(meeting.seed)
+            problem = _BatchProblem(self, own.network, batches, batch, layout, meeting.shares, seed, ranks)
+            return self._iterate(problem, own.network, lambda: problem.buffers)
+
+    def _prepare_data(self, batches: Iterable[Any], curvature: tuple[Any, Any], ranks: Ranks) -> Participation:
         if iter(batches) is batches:
             raise TypeError(
                 f"batches is a one-time iterator ({type(batches).__name__}): expected something that can be iterated "
                 "again, such as a list or a DataLoader"
             )
         network = self._network()
-        seed = mix(self._scalars["seed"], self._scalars["iteration"])
-        with self._surroundings(network.device):
-            problem = _BatchProblem(self, network, batches, curvature, seed)
-            return self._iterate(problem, network, lambda: problem.buffers)
+        refuse_unsupported(self.model, ranks)
+        sizes = [self._count(inputs) for inputs, _ in batches]
+        if not sum(sizes) and not ranks.several:
+            raise ValueError("batches is empty: expected at least one (inputs, targets) pair")
+        batch = Batch.of(*curvature, self._select, self._count, may_be_empty=ranks.several)
+        layout = self._find_layout(network, batch, self._scalars["seed"]) if batch.rows else NO_ROWS
+        return self._participation(network, [sum(sizes), len(sizes), batch.rows], (batch, layout))
 
     @property
     def _solver(self) -> Solver:
@@ -56,59 +73,85 @@ class HF(SHF):
 
 
 class _BatchProblem:
-    """f, ∇f and P as row-weighted means (or sums) over batches; B from the curvature batch."""
+    """f, ∇f and P as row-weighted means (or sums) over batches; B from the curvature batch.
+
+    With several processes each has some of the batches and a share of the curvature batch.
+    """
 
     def __init__(
-        self, optimizer: HF, network: Network, batches: Iterable[Any], curvature: tuple[Any, Any], seed: int
+        self,
+        optimizer: HF,
+        network: Network,
+        batches: Iterable[Any],
+        curvature: Batch,
+        layout: Layout,
+        shares: Sequence[Share],
+        seed: int,
+        ranks: Ranks,
     ) -> None:
         self.buffers: dict[str, Tensor] = {}
         self._optimizer = optimizer
         self._network = network
         self._batches = batches
         self._curvature = curvature
+        self._layout = layout
         self._seed = seed
+        self._ranks = ranks
         self._decay = optimizer._decay(network)
-        self._rows = sum(objective.rows for objective in self._parts())
-        if self._rows == 0:
-            raise ValueError("batches is empty: expected at least one (inputs, targets) pair")
+        self._rows, self._numbers, self._curvature_share = shares
 
     def expand(self) -> Expansion:
-        value, gradient, diagonal = 0.0, None, None
-        for part in self._parts():
-            weight = self._weight(part)
-            f, g, d = part.data_terms()
-            value += weight * f
-            gradient = g.mul_(weight) if gradient is None else gradient.add_(g, alpha=weight)
-            if d is not None:
-                diagonal = d.mul_(weight) if diagonal is None else diagonal.add_(d, alpha=weight)
-            self.buffers = part.buffers or {}
-        assert gradient is not None
+        total = sum_terms(self._ranks, self._own_terms)
+        self.buffers = total.buffers
+        value, gradient, diagonal = total.value, total.gradient, total.diagonal
         if self._decay is not None:
             theta = self._network.theta()
-            value += 0.5 * torch.dot(self._decay * theta, theta).item()
+            value += self._penalty(theta)
             gradient.addcmul_(self._decay, theta)
         exponent, decay = self._optimizer.config.preconditioner_exponent, self._decay
         return Expansion(value, gradient, lambda damping: solve_diagonal(diagonal, damping, decay, exponent))
 
     def curvature(self) -> LinearMap:
-        part = self._objective(*self._curvature, mix(self._seed, 1), self._decay)
-        part.represents = self._rows
+        part = Objective(
+            self._network,
+            self._optimizer.loss,
+            self._curvature,
+            self._layout,
+            decay=self._decay,
+            seed=mix(self._seed, 1),
+            settings=self._optimizer._settings,
+            ranks=self._ranks,
+            share=self._curvature_share,
+        )
+        part.represents = self._rows.total
         return part.curvature()
 
     def value(self, theta: Tensor) -> float:
-        penalty = 0.0 if self._decay is None else 0.5 * torch.dot(self._decay * theta, theta).item()
-        return sum(self._weight(part) * part.value(theta) for part in self._parts()) + penalty
+        (total,) = self._ranks.add(lambda: [sum(self._weight(part) * part.value(theta) for part in self._parts())], 1)
+        return total + self._penalty(theta)
+
+    def _own_terms(self) -> Terms:
+        """The sum over this process's batches, weighted by their part of all rows."""
+        total = no_terms(self._network, self._optimizer._settings.preconditioner)
+        for part in self._parts():
+            weight = self._weight(part)
+            value, gradient, diagonal = part.data_terms()
+            total.gradient.add_(gradient, alpha=weight)
+            if total.diagonal is not None and diagonal is not None:
+                total.diagonal.add_(diagonal, alpha=weight)
+            total = replace(total, value=total.value + weight * value, buffers=part.buffers or {})
+        return total
+
+    def _penalty(self, theta: Tensor) -> float:
+        return 0.0 if self._decay is None else 0.5 * torch.dot(self._decay * theta, theta).item()
 
     def _weight(self, part: Objective) -> float:
-        return part.rows / self._rows if self._optimizer.loss.reduction is Reduction.MEAN else 1.0
+        return part.rows / self._rows.total if self._optimizer.loss.reduction is Reduction.MEAN else 1.0
 
     def _parts(self) -> Iterator[Objective]:
-        """An objective per batch, without decay; the same masks for the n-th batch in every pass."""
-        for number, (inputs, targets) in enumerate(self._batches):
-            yield self._objective(inputs, targets, mix(self._seed, 0, number), None)
-
-    def _objective(self, inputs: Any, targets: Any, seed: int, decay: Tensor | None) -> Objective:
+        """An objective per batch, without decay; the same masks for the n-th batch (of all processes) in every pass."""
         o = self._optimizer
-        batch = Batch.of(inputs, targets, o._select, o._count)
-        layout = o._find_layout(self._network, batch, seed)
-        return Objective(self._network, o.loss, batch, layout, decay=decay, seed=seed, settings=o._settings)
+        for number, (inputs, targets) in enumerate(self._batches, start=self._numbers.first):
+            batch, seed = Batch.of(inputs, targets, o._select, o._count), mix(self._seed, 0, number)
+            layout = o._find_layout(self._network, batch, seed)
+            yield Objective(self._network, o.loss, batch, layout, seed=seed, settings=o._settings)

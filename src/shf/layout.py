@@ -41,6 +41,10 @@ class Layout:
     obstacle: str | None = None
 
 
+NO_ROWS = Layout([], [], {}, separable=True)
+"""Of a process that holds no rows."""
+
+
 def signature(network: Network, batch: Batch) -> object | None:
     """What a layout depends on. None if that cannot be told from the inputs, as with data that holds no tensors."""
     shapes = tuple((z.shape[1:], z.dtype) for z in leaves(batch.inputs))

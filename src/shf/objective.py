@@ -1,7 +1,12 @@
-"""f(θ) on one batch: model + loss + weight decay, with this step's masks, as Algorithm 1 needs it."""
+"""f(θ) on one batch: model + loss + weight decay, with this step's masks, as Algorithm 1 needs it.
+
+The rows of the batch may be spread over processes. With B_i of B rows on process i, a mean over rows is
+f = Σ_i (B_i/B) f_i, and so are gradient and preconditioner; products weigh by the share C_i/C of the curvature rows. A sum
+over rows is a plain sum. The decay is added once, after the processes' parts.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -10,14 +15,16 @@ import torch
 from torch import Tensor
 
 from shf.batching import Batch
+from shf.cg import LinearMap
 from shf.curvature import GaussNewton
 from shf.jacobian import Jacobian
 from shf.layout import Layout, batch_statistics
 from shf.losses import Loss, LossExpansion, Reduction
 from shf.network import Network
-from shf.preconditioner import Preconditioner, gradient_and_diagonal, solve_diagonal
+from shf.preconditioner import Preconditioner, gradient_and_diagonal, random_signs, solve_diagonal
 from shf.randomness import Draws, mix
-from shf.rows import join_outputs
+from shf.ranks import ALONE, Ranks, Share
+from shf.rows import RowAxis, join_outputs
 from shf.step import Expansion
 from shf.tree import leaves
 
@@ -34,6 +41,39 @@ class Settings:
 PAPER = Settings()
 
 
+@dataclass(frozen=True)
+class Terms:
+    """L, ∇L, the diagonal of P before damping (if there is one), and the buffers that the pass left."""
+
+    value: float
+    gradient: Tensor
+    diagonal: Tensor | None
+    buffers: dict[str, Tensor]
+
+
+def sum_terms(ranks: Ranks, compute: Callable[[], Terms]) -> Terms:
+    """The sum of all processes' terms, each already weighted; buffers are those of the first process with rows."""
+    found: list[Terms] = []
+
+    def value() -> list[float]:
+        found.append(compute())
+        return [found[0].value]
+
+    (total,) = ranks.add(value, 1)
+    own = found[0]
+    gradient = ranks.sum(lambda: own.gradient, own.gradient)
+    squares = own.diagonal
+    diagonal = None if squares is None else ranks.sum(lambda: squares, squares)
+    return Terms(total, gradient, diagonal, ranks.common(own.buffers))
+
+
+def no_terms(network: Network, preconditioner: Preconditioner) -> Terms:
+    """The terms of a process without rows."""
+    zeros = torch.zeros_like(network.theta())
+    diagonal = None if preconditioner is Preconditioner.NONE else zeros.clone()
+    return Terms(0.0, zeros, diagonal, network.buffers())
+
+
 class Objective:
     """f(θ) = L(F(X; θ), T) + ½ Σ w θ² on the gradient batch, its expansion at the network's present θ, and its curvature
     on the rows of the curvature batch.
@@ -41,16 +81,18 @@ class Objective:
     Args:
         network: F with its present parameters.
         loss: L.
-        batch: X^g.
+        batch: X^g, or this process's share of it.
         layout: how the model treats rows.
-        curvature_rows: the rows of X^c within X^g; None for all.
+        curvature_rows: the rows of X^c within the whole X^g; None for all.
         decay: w for every entry of θ; None for none.
         seed: of this step's draws.
         settings: preconditioner and memory bound.
+        ranks: the processes that hold shares of X^g.
+        share: which of its rows this process holds; by default all.
 
     Attributes:
         buffers: the module's buffers as the gradient pass left them; None before `expand`.
-        rows: rows of the gradient batch.
+        rows: rows of the gradient batch, or of this process's share.
         represents: rows that the curvature stands for, where the loss is a sum.
     """
 
@@ -65,10 +107,14 @@ class Objective:
         decay: Tensor | None = None,
         seed: int = 0,
         settings: Settings = PAPER,
+        ranks: Ranks = ALONE,
+        share: Share | None = None,
     ) -> None:
         self.buffers: dict[str, Tensor] | None = None
         self.rows = batch.rows
-        self.represents = batch.rows
+        self._ranks = ranks
+        self._share = share = share or Share(0, batch.rows, batch.rows)
+        self.represents = share.total
         self._network = network
         self._loss = loss
         self._batch = batch
@@ -78,10 +124,13 @@ class Objective:
         self._seed = seed
         self._settings = settings
         self._microbatch = settings.microbatch if (settings.microbatch or batch.rows) < batch.rows else None
-        self._refuse_what_rows_forbid()
-        self._draws = Draws(mix(seed, 0), batch.rows, layout.draws if self._microbatch else None, minor=_minor(layout))
+        known = None if share.everything and self._microbatch is None else layout.draws
+        own = None if share.everything else share.numbers
+        self._draws = Draws(mix(seed, 0), share.total, known, minor=_minor(layout), own=own)
         self._jacobian: Jacobian | None = None
         self._expansion: LossExpansion | None = None
+        if not ranks.several:  # else where the other processes can be told: in the first pass
+            self._refuse_what_rows_forbid()
 
     def expand(self) -> Expansion:
         value, gradient, diagonal = self.data_terms()
@@ -94,7 +143,48 @@ class Objective:
 
     def data_terms(self) -> tuple[float, Tensor, Tensor | None]:
         """L, ∇L and the diagonal of P before damping: everything but the decay."""
-        J = self._make_jacobian(None, record=self._settings.preconditioner is not Preconditioner.NONE)
+        total = sum_terms(self._ranks, self._own_terms)
+        self.buffers = total.buffers
+        return total.value, total.gradient, total.diagonal
+
+    def curvature(self) -> LinearMap:
+        """v ↦ Bv; the result is the caller's to change, and may be overwritten by the next call."""
+        rows, decay = self._share.within(self._rows), self._decay
+        everywhere = self._share.total if self._rows is None else len(self._rows)
+        here = self._batch.rows if rows is None else len(rows)
+        scale = (self.represents if self._loss.reduction is Reduction.SUM else here) / everywhere
+        made: list[GaussNewton] = []
+
+        def own_part(vector: Tensor) -> Tensor:
+            if here == 0:
+                return torch.zeros_like(vector)
+            if not made:
+                made.append(self._gauss_newton(rows, scale))
+            return made[0](vector)
+
+        def product(vector: Tensor) -> Tensor:
+            Bv = self._ranks.sum(lambda: own_part(vector), vector)
+            return Bv if decay is None else Bv.addcmul_(decay, vector)
+
+        return product
+
+    def value(self, theta: Tensor) -> float:
+        """f(θ); a non-finite number is returned as it is: a failed trial, not an error."""
+        (total,) = self._ranks.add(lambda: [self._own_value(theta)], 1)
+        return total + self._penalty(theta)
+
+    # --- this process's part -----------------------------------------------------------------------------------------
+
+    @property
+    def _weight(self) -> float:
+        """Of this process's part in sums over all processes."""
+        return self._share.rows / self._share.total if self._loss.reduction is Reduction.MEAN else 1.0
+
+    def _own_terms(self) -> Terms:
+        wanted = self._settings.preconditioner
+        if self._batch.rows == 0:
+            return no_terms(self._network, wanted)
+        J = self._make_jacobian(None, record=wanted is not Preconditioner.NONE)
         L = self._loss.expand(J.outputs, self._batch.targets)
         value = L.value.item()
         if not math.isfinite(value):
@@ -102,32 +192,40 @@ class Objective:
                 f"loss {self._loss.name} is {value} at the present parameters, before the step{self._suspects()}"
             )
         axes = self._layout.calls if self._layout.separable else None
-        gradient, diagonal = gradient_and_diagonal(
-            self._settings.preconditioner, J, L, self._loss.reduction, axes, mix(self._seed, 1)
-        )
+        gradient, diagonal = gradient_and_diagonal(wanted, J, L, self._loss.reduction, axes, self._signs)
         if not bool(torch.isfinite(gradient).all()):
             raise ValueError(f"the gradient is not finite at the present parameters, before the step{self._suspects()}")
-        self.buffers = J.buffers
-        if self._rows is None:  # the curvature batch is the gradient batch: its graph serves both
+        if self._share.within(self._rows) is None:  # all rows here are curvature rows: one graph serves both
             self._jacobian, self._expansion = J, L
-        return value, gradient, diagonal
+        if (weight := self._weight) != 1:
+            value, gradient = weight * value, gradient.mul_(weight)
+            diagonal = None if diagonal is None else diagonal.mul_(weight)
+        return Terms(value, gradient, diagonal, J.buffers)
 
-    def curvature(self) -> GaussNewton:
+    def _gauss_newton(self, rows: Tensor | None, scale: float) -> GaussNewton:
         J, L = self._jacobian, self._expansion
         if J is None or L is None:
-            J = self._make_jacobian(self._rows, record=False)
-            L = self._loss.expand(J.outputs, self._batch.take_targets(self._rows))
-        scale = self.represents / J.rows if self._loss.reduction is Reduction.SUM else 1.0
-        return GaussNewton(J, L.hessian(), self._decay, scale)
+            J = self._make_jacobian(rows, record=False)
+            L = self._loss.expand(J.outputs, self._batch.take_targets(rows))
+        return GaussNewton(J, L.hessian(), scale=scale)
 
-    def value(self, theta: Tensor) -> float:
-        """f(θ); a non-finite number is returned as it is: a failed trial, not an error."""
+    def _own_value(self, theta: Tensor) -> float:
+        if self._batch.rows == 0:
+            return 0.0
         values = self._network.shapes.split(theta)
         chunks: Sequence[Tensor | None] = (
             [None] if self._microbatch is None else torch.arange(self._batch.rows).split(self._microbatch)
         )
         outputs = join_outputs([self._outputs(values, rows) for rows in chunks], self._layout.outputs)
-        return self._loss(outputs, self._batch.targets).item() + self._penalty(theta)
+        return self._weight * self._loss(outputs, self._batch.targets).item()
+
+    def _signs(self, outputs: Tensor) -> Tensor:
+        """Independent ±1: drawn for the whole batch's outputs, of which these are this process's rows."""
+        axis, seed = next(iter(self._layout.outputs), RowAxis(0)), mix(self._seed, 1)
+        if axis is None or self._share.everything:
+            return random_signs(outputs, seed)
+        whole = random_signs(outputs.new_empty(axis.resized(outputs.shape, self._share.total)), seed)
+        return axis.take(whole, self._share.numbers)
 
     def _outputs(self, values: Sequence[Tensor], rows: Tensor | None) -> Any:
         inputs = self._batch.inputs if rows is None else self._batch.select(self._batch.inputs, rows)
@@ -135,6 +233,7 @@ class Objective:
             return self._network(values, inputs)
 
     def _make_jacobian(self, rows: Tensor | None, *, record: bool) -> Jacobian:
+        self._refuse_what_rows_forbid()
         axes, microbatch = self._layout.outputs, self._microbatch
         return Jacobian(
             self._network, self._batch, self._draws, rows=rows, microbatch=microbatch, axes=axes, record=record

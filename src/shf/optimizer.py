@@ -1,7 +1,7 @@
 """SHF as a torch.optim.Optimizer: parameter groups, state, epochs. The only writer of parameters."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,13 +11,16 @@ from torch.optim import Optimizer
 
 from shf.batching import Batch, Count, Select, count_rows, curvature_rows, select_rows
 from shf.config import Config
-from shf.layout import Layout, find_layout, signature
+from shf.distributed import Communication, Connection, refuse_unsupported
+from shf.layout import NO_ROWS, Layout, find_layout, signature
 from shf.losses import Loss
 from shf.maxnorm import clip_norms_
 from shf.network import Forward, Network, call_model, twice_differentiable_kernels, unwrap
 from shf.objective import Objective, Settings
+from shf.participation import Participation
 from shf.preconditioner import Preconditioner
 from shf.randomness import mix, preserved_global_state
+from shf.ranks import Ranks
 from shf.step import SHORT_RUNS, Problem, Solver, State, StepInfo, shf_step
 
 Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
@@ -38,6 +41,9 @@ class SHF(Optimizer):
     clipping and scaling do nothing. `step` enables grad by itself, respects `model.train()` / `model.eval()`, freezes all
     of the model's randomness for its duration, and leaves torch's global generator alone.
 
+    With several processes each gives `step` its own rows, of any number: batch, `curvature_batch` and masks are those of
+    one process that holds all rows in rank order, and all processes take the same step (see docs/scaling.md).
+
     Args:
         model: the module. DistributedDataParallel and torch.compile wrappers are looked through.
         loss: `loss(outputs, targets)`, one number, convex in the outputs: any torch loss on logits, or a callable.
@@ -49,7 +55,9 @@ class SHF(Optimizer):
             `model(**inputs)`.
         select: `select(data, rows)`, the given rows of inputs or targets.
         count: `count(inputs)`, the number of rows.
-        seed: of the dropout masks; drawn once from torch's generator if None.
+        seed: of the dropout masks; drawn once from torch's generator if None. With several processes, rank 0's counts.
+        process_group: the torch.distributed group of the processes that train together; "auto" for the default group once
+            it is initialised, None to stay alone.
         **options: see `shf.Config`; `damping`, `cg_iterations`, `curvature_batch` are those to look at first.
 
     Example:
@@ -74,6 +82,7 @@ class SHF(Optimizer):
         select: Select = select_rows,
         count: Count = count_rows,
         seed: int | None = None,
+        process_group: Any = "auto",
         **options: Any,
     ) -> None:
         if not isinstance(model, nn.Module):
@@ -86,6 +95,7 @@ class SHF(Optimizer):
         self.loss = Loss(loss, reduction)
         self._forward, self._select, self._count = forward, select, count
         self._layout: tuple[object, Layout] | None = None
+        self._connection = Connection(process_group, _communication(self.config))
         self._warned_of_autocast = False
         super().__init__(_groups(self.model, params, weight_decay), {"weight_decay": weight_decay})
         seed = int(torch.randint(2**62, ()).item()) if seed is None else seed
@@ -131,7 +141,8 @@ class SHF(Optimizer):
             f"{sum(p.numel() for p in g['params'])} with weight_decay={g['weight_decay']:g}" for g in self.param_groups
         )
         return (
-            f"{type(self).__name__}({settings}; λ={self.damping:.4g}, epoch {self.epoch_index}; parameters: {groups})"
+            f"{type(self).__name__}({settings}; λ={self.damping:.4g}, epoch {self.epoch_index}; parameters: {groups}; "
+            f"{self._connection!r})"
         )
 
     # --- training ----------------------------------------------------------------------------------------------------
@@ -146,24 +157,24 @@ class SHF(Optimizer):
         Returns:
             What happened. If an error is raised, parameters, buffers and state are as they were before.
         """
-        if callable(inputs) and targets is None:
-            raise TypeError("step takes (inputs, targets), not a closure: it evaluates model and loss by itself")
-        batch = Batch.of(inputs, targets, self._select, self._count)
-        network = self._network()
-        scalars = self._scalars
-        seed = mix(scalars["seed"], scalars["iteration"])
-        with self._surroundings(network.device):
+        ranks, config = self._connection.ranks(), self.config
+        with self._surroundings(self._device), ranks.step():
+            own, meeting = ranks.meet(lambda: self._prepare(inputs, targets, ranks))
+            (share,), (batch, layout) = meeting.shares, own.data
+            strided = config.curvature_rows == "strided"
             objective = Objective(
-                network,
+                own.network,
                 self.loss,
                 batch,
-                self._find_layout(network, batch, seed),
-                curvature_rows=curvature_rows(batch.rows, self.config.curvature_batch, self.epoch_index),
-                decay=self._decay(network),
-                seed=seed,
+                layout,
+                curvature_rows=curvature_rows(share.total, config.curvature_batch, self.epoch_index, strided=strided),
+                decay=self._decay(own.network),
+                seed=self._adopt(meeting.seed),
                 settings=self._settings,
+                ranks=ranks,
+                share=share,
             )
-            return self._iterate(objective, network, lambda: objective.buffers or {})
+            return self._iterate(objective, own.network, lambda: objective.buffers or {})
 
     def next_epoch(self) -> None:
         """Begins the next epoch: γ ← min(1.01 γ, 0.99), β ← cβ, and the next curvature rows."""
@@ -231,6 +242,42 @@ class SHF(Optimizer):
         return self.param_groups[0]["shf"]  # type: ignore[no-any-return]
 
     @property
+    def _device(self) -> torch.device:
+        return self.param_groups[0]["params"][0].device  # type: ignore[no-any-return]
+
+    def _prepare(self, inputs: Any, targets: Any, ranks: Ranks) -> Participation:
+        """What can be found wrong before anything is computed, and this process's part of the batch."""
+        if callable(inputs) and targets is None:
+            raise TypeError("step takes (inputs, targets), not a closure: it evaluates model and loss by itself")
+        batch = Batch.of(inputs, targets, self._select, self._count, may_be_empty=ranks.several)
+        network = self._network()
+        refuse_unsupported(self.model, ranks)
+        layout = self._find_layout(network, batch, self._scalars["seed"]) if batch.rows else NO_ROWS
+        return self._participation(network, [batch.rows], (batch, layout))
+
+    def _participation(self, network: Network, counts: Sequence[int], data: Any) -> Participation:
+        """This process's part in a step, with all that the other processes must have in common with it."""
+        scalars, names = self._scalars, {id(p): name for name, p in self.model.named_parameters()}
+        decay = {names[id(p)]: group["weight_decay"] for group in self.param_groups for p in group["params"]}
+        settings = {
+            "optimizer": type(self).__name__,
+            "option": {name: getattr(self.config, name) for name in self.config.names()},
+            "loss": f"{self.loss.name}, {self.loss.reduction.value}",
+            "state": {name: value for name, value in scalars.items() if name != "seed"},
+            "weight_decay": decay,
+        }
+        return Participation(network, counts, scalars["seed"], settings, self._deltas(network), data)
+
+    def _adopt(self, seed: int) -> int:
+        """Takes over the processes' common seed; returns this iteration's."""
+        if seed != self._scalars["seed"]:
+            self.param_groups[0]["shf"] = {**self._scalars, "seed": seed}
+        return mix(seed, self._scalars["iteration"])
+
+    def _deltas(self, network: Network) -> list[Tensor | None]:
+        return [self.state.get(p, {}).get("delta") for p in network.parameters]
+
+    @property
     def _settings(self) -> Settings:
         c = self.config
         return Settings(Preconditioner(c.preconditioner), c.preconditioner_exponent, c.microbatch)
@@ -275,7 +322,7 @@ class SHF(Optimizer):
 
     def _iterate(self, problem: Problem, network: Network, buffers: Callable[[], Mapping[str, Tensor]]) -> StepInfo:
         scalars = self._scalars
-        deltas = [self.state.get(p, {}).get("delta") for p in network.parameters]
+        deltas = self._deltas(network)
         state = State(
             delta=None if all(d is None for d in deltas) else network.shapes.flatten(deltas, network.parameters[0]),
             damping=self.damping,
@@ -338,6 +385,11 @@ class SHF(Optimizer):
 def _assign_(network: Network, theta: Tensor) -> None:
     for p, value in zip(network.parameters, network.shapes.split(theta), strict=True):
         p.copy_(value)
+
+
+def _communication(config: Config) -> Communication:
+    dtype = torch.bfloat16 if config.message_dtype == "bfloat16" else None
+    return Communication(dtype, config.check_every, config.rank_timeout)
 
 
 def _make_config(kind: type[Config], owner: str, options: dict[str, Any]) -> Config:

@@ -1,6 +1,7 @@
 """Diagonal preconditioners for CG: P = [diagonal + λ + w]^ξ, elementwise. No CG here."""
 
 import enum
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -10,6 +11,9 @@ from shf.jacobian import Jacobian
 from shf.losses import LossExpansion, Reduction
 from shf.percase import CallAxes, squared_vjp
 from shf.randomness import generator
+
+Signs = Callable[[Tensor], Tensor]
+"""Independent ±1 in the shape of a tensor of outputs."""
 
 
 class Preconditioner(enum.Enum):
@@ -29,7 +33,7 @@ def gradient_and_diagonal(
     expansion: LossExpansion,
     reduction: Reduction,
     axes: CallAxes | None,
-    seed: int,
+    signs: Signs,
 ) -> tuple[Tensor, Tensor | None]:
     """∇L = J'∂L/∂z and the diagonal of P before damping, from passes over the same graph.
 
@@ -37,7 +41,7 @@ def gradient_and_diagonal(
         jacobian: J on the gradient batch.
         expansion: L at its outputs.
         axes: see `squared_vjp`.
-        seed: of the signs ξ.
+        signs: ξ.
     """
     if kind is Preconditioner.NONE:
         return jacobian.vjp(expansion.gradient), None
@@ -45,14 +49,14 @@ def gradient_and_diagonal(
         gradient, squares = squared_vjp(jacobian, expansion.gradient, axes=axes)
         # ∂L/∂z of a mean carries 1/B for each case: B² / B makes (1/B) Σ (∇L_j)² of it.
         return gradient, squares.mul_(jacobian.rows) if reduction is Reduction.MEAN else squares
-    root = expansion.hessian_root(lambda like: _signs(like, seed))
+    root = expansion.hessian_root(signs)
     return jacobian.vjp(expansion.gradient), squared_vjp(jacobian, root, axes=axes)[1]
 
 
-def _signs(like: Tensor, seed: int) -> Tensor:
+def random_signs(like: Tensor, seed: int) -> Tensor:
     """Independent ±1."""
-    source = generator(like.device, seed)
-    return torch.empty_like(like).bernoulli_(0.5, generator=source).mul_(2).sub_(1)
+    signs = torch.empty_like(like, memory_format=torch.contiguous_format)
+    return signs.bernoulli_(0.5, generator=generator(like.device, seed)).mul_(2).sub_(1)
 
 
 def solve_diagonal(diagonal: Tensor | None, damping: float, decay: Tensor | None, exponent: float) -> LinearMap:

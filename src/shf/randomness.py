@@ -22,8 +22,8 @@ _POSITION = 0x5EED_0000
 code that repeats a part of the pass later (gradient checkpointing) restores the position by itself."""
 
 
-def mix(*numbers: int) -> int:
-    """A seed from several numbers: equal only if all are equal (up to hashing into 63 bits)."""
+def mix(*numbers: int | str) -> int:
+    """A seed from several numbers (or texts): equal only if all are equal (up to hashing into 63 bits)."""
     digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
@@ -41,10 +41,18 @@ class Draws(TorchDispatchMode):
         axes: where the rows lie in the n-th draw, if already known. Needed only if the first pass is itself over some of
             the rows; otherwise the axis is found by comparing shapes.
         minor: how a folded axis (B·k) is laid out where shapes alone do not say.
+        own: the rows of the whole batch that this process holds, if others hold the rest (needs `axes`). Passes are then
+            over these: they see their rows of what is drawn for the whole batch, whoever holds the others.
     """
 
     def __init__(
-        self, seed: int, rows: int, axes: Sequence[RowAxis | None] | None = None, *, minor: bool = False
+        self,
+        seed: int,
+        rows: int,
+        axes: Sequence[RowAxis | None] | None = None,
+        *,
+        minor: bool = False,
+        own: Tensor | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.rows = rows
@@ -53,6 +61,7 @@ class Draws(TorchDispatchMode):
         self.found: dict[int, RowAxis | None] = {}
         self._seed = seed
         self._minor = minor
+        self._own = own
         self._subset: Tensor | None = None
 
     @contextmanager
@@ -104,16 +113,19 @@ class Draws(TorchDispatchMode):
     def sample(self, position: int, like: Tensor, fill: Callable[[Tensor, torch.Generator], Tensor]) -> Tensor:
         """The draw at `position`, for the rows of this pass: drawn for all rows at first, then remembered."""
         if position == len(self.drawn):
-            shape: Sequence[int] = like.shape
-            if self._subset is not None:
-                axis = self._known_axis(position)
-                shape = shape if axis is None else axis.resized(shape, self.rows)
-            whole = like.new_empty(shape)
-            self.drawn.append(fill(whole, generator(like.device, self._seed, position)))
+            self.drawn.append(self._draw(position, like, fill))
         whole = self.drawn[position]
         if self._subset is None:
             return whole
         return self._rows_of(position, whole, like.shape, self._subset)
+
+    def _draw(self, position: int, like: Tensor, fill: Callable[[Tensor, torch.Generator], Tensor]) -> Tensor:
+        """Draws for the whole batch and keeps the rows that this process holds."""
+        partial = self._subset is not None or self._own is not None
+        axis = self._known_axis(position) if partial else None
+        shape = like.shape if axis is None else axis.resized(like.shape, self.rows)
+        whole = fill(like.new_empty(shape), generator(like.device, self._seed, position))
+        return whole if axis is None or self._own is None else axis.take(whole, self._own)
 
     def _known_axis(self, position: int) -> RowAxis | None:
         if self.axes is None or position >= len(self.axes):

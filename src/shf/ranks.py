@@ -1,0 +1,131 @@
+"""The processes that take a step together, and what they exchange: the protocol, and the case of one process.
+
+Every sum over rows is handed over as a function that computes this process's part of it. What comes back is the sum over
+all processes, bitwise the same on each, so that all decisions made from it are the same too. A function that raises on one
+process raises on all: nobody is left waiting.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+
+class RankError(RuntimeError):
+    """A step ended because of another process: it raised, was killed, does not answer, or disagrees.
+
+    Attributes:
+        ranks: the processes at fault, where they are known.
+    """
+
+    def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which rows of a whole batch one process holds: `rows` of them from number `first`, of `total`, in rank order."""
+
+    first: int
+    rows: int
+    total: int
+
+    @property
+    def everything(self) -> bool:
+        return self.rows == self.total
+
+    @property
+    def numbers(self) -> Tensor:
+        """Its rows' numbers in the whole batch."""
+        return torch.arange(self.first, self.first + self.rows)
+
+    def within(self, rows: Tensor | None) -> Tensor | None:
+        """Those of the given rows of the whole batch that lie here, numbered from 0 here; None stands for all."""
+        if rows is None:
+            return None
+        own = rows[(rows >= self.first) & (rows < self.first + self.rows)] - self.first
+        return None if len(own) == self.rows else own
+
+
+class Participant(Protocol):
+    """What one process brings to a step."""
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """Numbers of rows (or of other things) to be laid end to end over the processes; the first is the batch's."""
+
+    @property
+    def seed(self) -> int:
+        """Of the step's random draws; the first process's becomes everyone's."""
+
+    def facts(self) -> Mapping[str, Any]:
+        """What must be the same everywhere: options, shapes, counters. Anything that JSON can say."""
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """What must be bitwise the same everywhere, by name."""
+
+
+P = TypeVar("P", bound=Participant)
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What a process knows of the others before a step: where its share lies, per count, and the common seed."""
+
+    shares: Sequence[Share]
+    seed: int
+
+
+class Ranks(Protocol):
+    """The processes of a step."""
+
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one, so that one may hold no rows."""
+
+    def step(self) -> AbstractContextManager[None]:
+        """Surrounds a step: an error that leaves it here is made known to the others."""
+
+    def meet(self, prepare: Callable[[], P]) -> tuple[P, Meeting]:
+        """Begins a step: everyone prepares, and makes sure that all are about to do the same thing."""
+
+    def add(self, numbers: Callable[[], Sequence[float]], count: int) -> list[float]:
+        """Sums of `count` numbers, in float64, in one message."""
+
+    def sum(self, vector: Callable[[], Tensor], like: Tensor) -> Tensor:
+        """The sum of flat vectors like `like`, in one message. The result is the caller's to change."""
+
+    def common(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of the first process that holds rows, in one message."""
+
+
+class Alone:
+    """One process: every sum is its own part."""
+
+    several = False
+
+    def __repr__(self) -> str:
+        return "one process"
+
+    def step(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def meet(self, prepare: Callable[[], P]) -> tuple[P, Meeting]:
+        own = prepare()
+        return own, Meeting([Share(0, n, n) for n in own.counts], own.seed)
+
+    def add(self, numbers: Callable[[], Sequence[float]], count: int) -> list[float]:
+        return list(numbers())
+
+    def sum(self, vector: Callable[[], Tensor], like: Tensor) -> Tensor:
+        return vector()
+
+    def common(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return dict(tensors)
+
+
+ALONE = Alone()

@@ -1,0 +1,84 @@
+"""Runs a function on several ranks on this machine, each a process with one thread, joined by gloo."""
+
+import datetime
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty
+from typing import Any
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "shf"])
+GROUP_TIMEOUT = 120.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a rank's function returned, or the error it raised, as (type name, text, ranks that it names)."""
+
+    value: Any = None
+    error: tuple[str, str, tuple[int, ...]] | None = None
+    trace: str = ""
+
+
+def run(size: int, function: Callable[..., Any], *args: Any, seconds: float = 120.0) -> list[Any]:
+    """The values that `function(rank, *args)` returns on each rank; an error on any rank is an error here."""
+    outcomes = attempt(size, function, *args, seconds=seconds)
+    for rank, outcome in enumerate(outcomes):
+        assert outcome is not None, f"rank {rank} ended without a word"
+        assert outcome.error is None, f"rank {rank}:\n{outcome.trace}"
+    return [outcome.value for outcome in outcomes if outcome is not None]
+
+
+def attempt(size: int, function: Callable[..., Any], *args: Any, seconds: float = 120.0) -> list[Outcome | None]:
+    """What happened on each rank; None for one that ended (was killed) without a word."""
+    queue = _CONTEXT.Queue()
+    port = _free_port()
+    processes = [_CONTEXT.Process(target=_main, args=(rank, size, port, queue, function, args)) for rank in range(size)]
+    for process in processes:
+        process.start()
+    outcomes: list[Outcome | None] = [None] * size
+    deadline = datetime.datetime.now() + datetime.timedelta(seconds=seconds)
+    try:
+        missing = set(range(size))
+        while missing and datetime.datetime.now() < deadline:
+            try:
+                rank, outcomes[rank] = queue.get(timeout=0.1)
+                missing.discard(rank)
+            except Empty:
+                missing -= {r for r in missing if processes[r].exitcode not in (None, 0) and queue.empty()}
+        assert not missing, f"ranks {sorted(missing)} still run after {seconds} s"
+        return outcomes
+    finally:
+        for process in processes:
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+
+
+def _main(rank: int, size: int, port: int, queue: Any, function: Callable[..., Any], args: Sequence[Any]) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(size))
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=GROUP_TIMEOUT))
+    try:
+        outcome = Outcome(value=function(rank, *args))
+    except BaseException as error:
+        outcome = Outcome(
+            error=(type(error).__name__, str(error), tuple(getattr(error, "ranks", ()))), trace=traceback.format_exc()
+        )
+    queue.put((rank, outcome))
+    queue.close()
+    queue.join_thread()
+    dist.destroy_process_group()
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
