@@ -107,6 +107,7 @@ def test_public_names():
         "CGStop",
         "Config",
         "HFConfig",
+        "RankError",
         "SHFWarning",
         "StepInfo",
         "conjugate_gradient",
