@@ -69,9 +69,11 @@ class Experiment:
 
     def with_options(self, options: Mapping[str, Any]) -> Experiment:
         """The same experiment with some of `OPTIONS` replaced."""
-        for name in options:
+        for name, value in options.items():
             if name not in OPTIONS:
                 raise ExperimentError(f"experiment option {name!r} is unknown; {suggest(name, OPTIONS)}")
+            fits = isinstance(value, OPTIONS[name]) and (not isinstance(value, bool) or bool in OPTIONS[name])
+            _check(self.name, name, value, fits, " or ".join(kind.__name__ for kind in OPTIONS[name]))
         return dataclasses.replace(self, **options)
 
     def to_json(self) -> dict[str, Any]:
@@ -91,15 +93,17 @@ class Experiment:
 
 
 # What `--set` may change in an experiment; every other name is a setting of the method.
-OPTIONS: tuple[str, ...] = (
-    "gradient_batch",
-    "input_dropout",
-    "hidden_dropout",
-    "initialisation",
-    "bias",
-    "initialisation_scale",
-    "reshuffle",
-    "evaluation_cases",
+OPTIONS: Mapping[str, tuple[type, ...]] = MappingProxyType(
+    {
+        "gradient_batch": (int,),
+        "input_dropout": (float, int),
+        "hidden_dropout": (float, int),
+        "initialisation": (str,),
+        "bias": (float, int),
+        "initialisation_scale": (float, int),
+        "reshuffle": (bool,),
+        "evaluation_cases": (int, type(None)),
+    }
 )
 
 

@@ -36,6 +36,7 @@ class Section:
     data_note: str
     columns: tuple[str, ...]
     rows: tuple[dict[str, Any], ...]
+    damped: bool
     figures: tuple[Markup, ...]
     pictures: tuple[dict[str, Any], ...]
     details: tuple[dict[str, Any], ...]
@@ -114,7 +115,7 @@ def _by_experiment(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
 def _section(name: str, records: Sequence[RunRecord]) -> Section:
     runs = named(records)
     experiment = records[0].config["experiment"]
-    columns = _columns(runs)
+    columns, drawn = _columns(runs), charts(runs)
     return Section(
         name=name,
         anchor=slug(name),
@@ -124,7 +125,8 @@ def _section(name: str, records: Sequence[RunRecord]) -> Section:
         data_note=str((records[0].run.get("data") or {}).get("note", "")),
         columns=tuple(metric_words(column) for column in columns),
         rows=tuple(_row(run, columns) for run in runs),
-        figures=tuple(Markup(draw(chart)) for chart in charts(runs)),
+        damped=any(chart.references for chart in drawn),
+        figures=tuple(Markup(draw(chart)) for chart in drawn),
         pictures=tuple(picture for run in runs if (picture := _picture(run))),
         details=tuple(_details(run) for run in runs),
     )

@@ -1,0 +1,336 @@
+"""The command line: exit codes, JSON, refusals with nothing overwritten, signals, completion."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+import pytest
+from runs_helpers import assert_same_run, tiny_experiment
+from typer.testing import CliRunner, Result
+
+import shf
+from shf import cli
+from shf.lab import checkpoint, commands, experiments
+from shf.lab.checkpoint import CheckpointStore
+from shf.lab.records import read_run
+
+ENVIRONMENT = {"SHF_CACHE": "", "SHF_TUNED": "", "COLUMNS": "200"}
+
+
+@pytest.fixture(autouse=True)
+def _tiny_registry(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registry with a tiny experiment first, and files of its own."""
+    registry = MappingProxyType({"tiny": tiny_experiment(), **experiments.EXPERIMENTS})
+    monkeypatch.setattr(experiments, "EXPERIMENTS", registry)
+    monkeypatch.setattr(commands, "EXPERIMENTS", registry)
+    base = tmp_path_factory.getbasetemp()
+    monkeypatch.setenv("SHF_CACHE", str(base / "cache"))
+    monkeypatch.setenv("SHF_TUNED", str(base / "tuned.json"))
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def shf_command(*words: str | Path) -> Result:
+    return CliRunner().invoke(commands.app, [str(word) for word in words])
+
+
+def run_tiny(out: Path, *words: str) -> Result:
+    return shf_command("run", "tiny", "--out", out, "--epochs", "2", "--threads", "1", "--quiet", *words)
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(directory)): p.read_bytes() for p in sorted(directory.rglob("*")) if p.is_file()}
+
+
+# what works
+
+
+def test_version_and_help() -> None:
+    result = shf_command("--version")
+    assert (result.exit_code, result.output) == (0, f"shf {shf.__version__}\n")
+    result = shf_command("--help")
+    assert result.exit_code == 0
+    for command in ("demo", "list", "data", "tune", "run", "resume", "report", "bench"):
+        assert f" {command} " in result.output
+
+
+def test_the_module_is_the_command() -> None:
+    found = subprocess.run([sys.executable, "-m", "shf", "--version"], capture_output=True, text=True, timeout=120)
+    assert (found.returncode, found.stdout) == (0, f"shf {shf.__version__}\n")
+
+
+def test_list_shows_the_paper_and_what_was_measured_here() -> None:
+    from shf.lab import timings
+
+    timings.remember("usps-classifier", 0.5)
+    result = shf_command("list")
+    assert result.exit_code == 0
+    words = re.sub(r"\s+", " ", result.output)
+    assert "mnist-autoencoder" in words
+    assert "λ 10, gradient 2000, curvature 2000, ζ 25, 250 epochs" in words
+    assert "107 (Figure 2)" in words
+    assert "8 min" in words
+    rows = json.loads(shf_command("list", "--json").output)
+    measured = {row["name"]: row["seconds_per_epoch_here"] for row in rows}
+    assert measured["usps-classifier"] == 0.5
+    assert measured["mnist-classifier"] is None
+
+
+def test_data_are_listed() -> None:
+    rows = json.loads(shf_command("data", "--json").output)
+    assert {"mnist", "usps", "reuters", "curves"} == {row["name"] for row in rows}
+    result = shf_command("data")
+    assert result.exit_code == 0
+    assert "curves" in result.output
+
+
+def test_curves_can_be_got_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    from shf.lab.data import curves
+
+    monkeypatch.setattr(curves, "TRAIN", 20)
+    monkeypatch.setattr(curves, "TEST", 10)
+    result = shf_command("data", "get", "curves", "--quiet")
+    assert result.exit_code == 0
+    assert "curves:" in result.output
+
+
+def test_run_resume_report(tmp_path: Path) -> None:
+    result = run_tiny(tmp_path / "a")
+    assert result.exit_code == 0, result.output
+    assert result.output.strip() == str(tmp_path / "a")
+    result = shf_command("resume", tmp_path / "a", "--epochs", "3", "--json")
+    assert result.exit_code == 0
+    answer = json.loads(result.output)
+    assert answer["status"] == "finished"
+    assert answer["summary"]["epochs"] == 3
+    again = shf_command("resume", tmp_path / "a")
+    assert again.exit_code == 0
+    page = tmp_path / "out" / "report.html"
+    result = shf_command("report", tmp_path, "--out", page, "--figures", tmp_path / "figures", "--json")
+    assert result.exit_code == 0
+    answer = json.loads(result.output)
+    assert answer["runs"] == 1
+    assert len(answer["figures"]) == 5
+    assert page.read_text().startswith("<!doctype html>")
+
+
+def test_run_chooses_a_fresh_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for expected in ("runs/tiny/adam-seed4", "runs/tiny/adam-seed4-2"):
+        result = shf_command("run", "tiny", "-o", "adam", "--epochs", "1", "--seed", "4", "--quiet", "--untuned")
+        assert result.output.strip() == expected
+
+
+def test_progress_goes_to_standard_error_and_the_answer_to_standard_output(tmp_path: Path) -> None:
+    result = shf_command("run", "tiny", "--out", tmp_path / "a", "--epochs", "2", "--threads", "1")
+    assert result.stdout.strip() == str(tmp_path / "a")
+    assert "tiny with shf starts" in result.stderr
+    assert "λ" in result.stderr
+    assert "finished after 2 epochs" in result.stderr
+
+
+def test_tune_writes_what_run_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHF_TUNED", str(tmp_path / "mine.json"))
+    result = shf_command("tune", "tiny", "adagrad", "--minutes", "0.005", "--quiet")
+    assert result.exit_code == 0, result.output
+    assert "tuned:" in result.output
+    chosen = json.loads((tmp_path / "mine.json").read_text())["tiny"]["adagrad"]["settings"]["learning_rate"]
+    assert run_tiny(tmp_path / "a", "-o", "adagrad").exit_code == 0
+    config = read_run(tmp_path / "a").config
+    assert config["settings"]["learning_rate"] == chosen
+    assert config["tuning"]["tried"] >= 5
+
+
+def test_bench_is_called_with_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    fake = ModuleType("shf.lab.bench")
+    fake.run = lambda out, cases, quick: seen.append((out, cases, quick)) or 1  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "shf.lab.bench", fake)
+    assert shf_command("bench", "--quick", "--case", "a", "--case", "b").exit_code == 1
+    assert seen == [(None, ["a", "b"], True)]
+
+
+def test_completion_knows_the_names() -> None:
+    assert "tiny" in list(commands._experiment_names("ti"))
+    assert list(commands._method_names("momentum")) == ["momentum-0.99", "momentum-0.9"]
+    found = subprocess.run(
+        [sys.executable, "-m", "shf", "--show-completion", "bash"], capture_output=True, text=True, timeout=120
+    )
+    assert found.returncode == 0
+    assert "complete" in found.stdout
+
+
+# what is refused
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "mnist-clasifier"], "did you mean 'mnist-classifier'"),
+        (["run", "tiny", "--optimizer", "adma"], "did you mean 'adam'"),
+        (["run", "tiny", "--epochs", "2", "--minutes", "1"], "contradict each other"),
+        (["run", "tiny", "--split", "2"], "only USPS has splits"),
+        (["run", "tiny", "--pretrain-epochs", "2"], "without --pretrain"),
+        (["run", "tiny", "--pretrain", "luck"], "denoising or rbm"),
+        (["run", "tiny", "--set", "dampign=1"], "did you mean 'damping'"),
+        (["run", "tiny", "--set", "cg_iterations=0"], "cg_iterations=0"),
+        (["run", "tiny", "--optimizer", "dropout-sgd-all"], "trains with dropout"),
+        (["run", "tiny", "--epochs", "0"], "--epochs"),
+        (["run", "tiny", "--bogus"], "No such option"),
+        (["tune", "tiny", "shf"], "nothing to tune"),
+        (["tune", "tinny", "adam"], "did you mean 'tiny'"),
+    ],
+)
+def test_bad_commands_end_with_2_and_say_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = shf_command(*words)
+    assert result.exit_code == 2, result.output
+    assert message in re.sub(r"\s+", " ", result.stderr)
+    assert not any((tmp_path / "runs").rglob("run.json"))
+
+
+def test_an_out_that_holds_another_run_is_refused_without_force(tmp_path: Path) -> None:
+    run_tiny(tmp_path / "a")
+    before = files(tmp_path / "a")
+    result = run_tiny(tmp_path / "a", "-o", "adam")
+    assert result.exit_code == 2
+    assert "holds another run" in result.stderr
+    assert files(tmp_path / "a") == before
+    assert run_tiny(tmp_path / "a", "-o", "adam", "--force").exit_code == 0
+    assert read_run(tmp_path / "a").config["method"] == "adam"
+
+
+def test_a_checkpoint_of_a_newer_version_or_another_architecture_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_tiny(tmp_path / "a")
+    store = CheckpointStore(tmp_path / "a" / "checkpoints")
+    loaded = store.load_latest()
+    assert loaded is not None
+    state = loaded.state
+    with monkeypatch.context() as newer:
+        newer.setattr(checkpoint, "SCHEMA", 99)
+        path = store.save(1000, state)
+    before = files(tmp_path / "a")
+    result = shf_command("resume", tmp_path / "a", "--epochs", "3")
+    assert result.exit_code == 2
+    assert "schema 99" in result.stderr
+    assert files(tmp_path / "a") == before
+    path.unlink()
+    store.save(1001, {**state, "fingerprint": "of another network"})
+    before = files(tmp_path / "a")
+    result = shf_command("resume", tmp_path / "a", "--epochs", "3")
+    assert result.exit_code == 2
+    assert "another configuration" in result.stderr
+    assert files(tmp_path / "a") == before
+
+
+def test_failures_end_with_1(tmp_path: Path) -> None:
+    result = shf_command("resume", tmp_path)
+    assert (result.exit_code, "holds no run" in result.stderr) == (1, True)
+    result = shf_command("report", tmp_path)
+    assert (result.exit_code, "holds no run" in result.stderr) == (1, True)
+    run_tiny(tmp_path / "a")
+    metrics = tmp_path / "a" / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"epoch":1,', '"epoch":7,', 1))
+    result = shf_command("report", tmp_path / "a", "--out", tmp_path / "r.html")
+    assert (result.exit_code, "was changed after it was written" in result.stderr) == (1, True)
+    assert not (tmp_path / "r.html").exists()
+    assert shf_command("report", tmp_path / "a", "--out", tmp_path / "r.html", "--unverified").exit_code == 0
+    result = run_tiny(tmp_path / "b", "-o", "sgd", "--set", "learning_rate=1e38")
+    assert result.exit_code == 1
+
+
+def test_an_error_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    from shf.lab import report
+
+    def broken(*_: Any) -> None:
+        raise AssertionError("a bug")
+
+    monkeypatch.setattr(report, "find_runs", broken)
+    result = shf_command("report", ".")
+    assert isinstance(result.exception, AssertionError)
+
+
+def test_without_the_extra_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None if name == "rich" else object())
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    assert "pip install 'shf[lab]'" in capsys.readouterr().err
+
+
+# signals, in a process of its own
+
+TINY_MAIN = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+from types import MappingProxyType
+from runs_helpers import tiny_experiment
+from shf.lab import commands, experiments
+experiments.EXPERIMENTS = commands.EXPERIMENTS = MappingProxyType({"tiny": tiny_experiment()})
+commands.app()
+"""
+
+
+def process(*words: str | Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-u", "-c", TINY_MAIN, str(Path(__file__).parent), *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_rows(directory: Path, epoch: int) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        path = directory / "metrics.jsonl"
+        if path.exists() and f'"row":"epoch","epoch":{epoch}' in path.read_text():
+            return
+        time.sleep(0.01)
+    raise TimeoutError(f"no epoch {epoch} in {directory}")
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, name: str) -> None:
+    number = getattr(signal, name)
+    words = ("run", "tiny", "--epochs", "400", "--threads", "1", "--out", tmp_path / "a")
+    with process(*words) as running:
+        wait_for_rows(tmp_path / "a", 3)
+        os.kill(running.pid, number)
+        _, errors = running.communicate(timeout=120)
+    assert running.returncode == 1
+    assert f"shf resume {tmp_path / 'a'}" in errors
+    reached = read_run(tmp_path / "a").run["summary"]["epochs"]
+    assert 3 <= reached < 400
+    for directory, epochs in ((tmp_path / "a", reached + 2),):
+        assert shf_command("resume", directory, "--epochs", str(epochs), "--quiet").exit_code == 0
+    whole = shf_command(
+        "run", "tiny", "--epochs", str(reached + 2), "--threads", "1", "--out", tmp_path / "b", "--quiet"
+    )
+    assert whole.exit_code == 0
+    assert_same_run(tmp_path / "a", tmp_path / "b")
+
+
+def test_two_processes_on_one_directory(tmp_path: Path) -> None:
+    with process("run", "tiny", "--epochs", "100000", "--threads", "1", "--out", tmp_path / "a") as running:
+        try:
+            wait_for_rows(tmp_path / "a", 2)
+            result = shf_command("resume", tmp_path / "a")
+            assert result.exit_code == 2
+            assert f"process {running.pid} on host" in result.stderr
+            result = run_tiny(tmp_path / "a", "--force")
+            assert result.exit_code == 2
+        finally:
+            running.kill()
+            running.communicate()
+    result = shf_command("resume", tmp_path / "a", "--epochs", "3")
+    assert result.exit_code == 0
+    assert "stale lock" in result.stderr
