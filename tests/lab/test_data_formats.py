@@ -270,12 +270,16 @@ class TestMatFiles:
         assert set(read) == {"dense", "sparse"}
 
     @pytest.mark.parametrize(
-        "value",
-        [np.array([1, "a"], dtype=object), "text", {"field": 1}, np.array([1 + 2j])],
-        ids=["cell", "text", "struct", "complex"],
+        ("value", "found"),
+        [
+            (np.array([1, "a"], dtype=object), "is cell"),
+            ("text", "is char"),
+            ({"field": 1}, "is struct"),
+            (np.array([1 + 2j]), "has type complex128"),
+        ],
     )
-    def test_only_numbers(self, value: object) -> None:
-        with pytest.raises(DamagedDataError, match="expected numbers"):
+    def test_only_numbers(self, value: object, found: str) -> None:
+        with pytest.raises(DamagedDataError, match=f"variable a {found}, expected numbers"):
             read_variables(mat(a=value), ["a"], limit=MEGABYTE, label="x")
 
     def test_absent_variable(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SHF_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("SHF_DATA", raising=False)
     return tmp_path / "cache"
+
+
+class Evil:
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.system, (f"touch {self.marker}",)
 
 
 def real(name: str) -> Path:
@@ -219,12 +228,20 @@ class TestCurves:
             assert torch.equal(load("curves", train=30, test=20).train_inputs, first.train_inputs)
             assert path.read_bytes() == good
 
-    def test_cache_with_a_pickle_inside_is_not_read(self, cache: Path, tmp_path: Path) -> None:
-        """Arrays of objects in an .npz are pickles; np.load refuses them and the curves are drawn again."""
+    def test_hostile_cache_is_not_read(self, cache: Path, tmp_path: Path) -> None:
+        """Arrays of objects in an .npz are pickles, and a small .npz may unpack to gigabytes: drawn again instead."""
         path = curves.cache_path(cache, 30, 20, 0)
         path.parent.mkdir(parents=True)
-        np.savez(path, train=np.array([{}], dtype=object), test=np.zeros(1))
+        marker = tmp_path / "ran"
+        np.savez(path, train=np.array([Evil(marker)], dtype=object), test=np.zeros(1))
         assert load("curves", train=30, test=20).train_inputs.shape == (30, 784)
+        assert not marker.exists()
+        np.savez_compressed(path, train=np.zeros((30_000, 784), np.float32), test=np.zeros((20, 784), np.float32))
+        tracemalloc.start()
+        assert load("curves", train=30, test=20).train_inputs.shape == (30, 784)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 1 << 24
 
     def test_a_cache_that_cannot_be_written_is_no_obstacle(self, cache: Path) -> None:
         cache.write_text("a file, not a directory")
