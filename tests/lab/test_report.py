@@ -1,6 +1,7 @@
 """The report: from records alone, without torch, escaped, the same for the same records, and right in a real browser."""
 
 import html
+import itertools
 import json
 import re
 import shutil
@@ -313,7 +314,7 @@ def test_labels_are_moved_apart_in_order() -> None:
     placed = spread([0.5, 0.51, 0.49, 0.0, 1.0], 0.1)
     assert sorted(range(5), key=placed.__getitem__) == [3, 2, 0, 1, 4]
     ordered = sorted(placed)
-    assert all(b - a > 0.0999 for a, b in zip(ordered, ordered[1:], strict=False))
+    assert all(b - a > 0.0999 for a, b in itertools.pairwise(ordered))
     assert ordered[-1] <= 1.0 + 1e-9
 
 
@@ -354,9 +355,10 @@ def test_the_palette_can_be_read_on_its_ground() -> None:
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync "
-    "--no-first-run --hide-scrollbars --force-device-scale-factor=1 --enable-logging=stderr"
-).split()
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"),
+    *("--disable-sync", "--no-first-run", "--hide-scrollbars", "--force-device-scale-factor=1"),
+    "--enable-logging=stderr",
+)
 DARK = ["--blink-settings=preferredColorScheme=0"]
 
 PROBE = """<script>

@@ -45,13 +45,3 @@ def enough_to_estimate(training: Training, first_iteration: int) -> bool:
     """Whether enough iterations were seen since `first_iteration` to speak of the whole."""
     at = training.position
     return at.iteration - first_iteration >= _ESTIMATE_ITERATIONS or at.elapsed >= _ESTIMATE_SECONDS
-
-
-def in_words(seconds: float) -> str:
-    """'45 s', '12 min', '3 h 20 min'."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 90:
-        return f"{minutes} min"
-    return f"{minutes // 60} h {minutes % 60:02d} min"

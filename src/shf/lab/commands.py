@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 from typer.core import TyperGroup
 
-from shf.lab.experiments import EXPERIMENTS, Experiment, ExperimentError
+from shf.lab.experiments import EXPERIMENTS, ExperimentError
 
 if TYPE_CHECKING:
     from shf.lab.observer import RunResult
@@ -112,6 +110,7 @@ def list_experiments(
 ) -> None:
     """The experiments: the paper's setting, its figure, and the time they take here."""
     from shf.lab import timings
+    from shf.lab.listing import experiments_table
 
     if measure:
         _measure(data_dir)
@@ -120,27 +119,8 @@ def list_experiments(
         rows = [{**e.to_json(), "seconds_per_epoch_here": known.get(e.name)} for e in EXPERIMENTS.values()]
         typer.echo(json.dumps(rows, indent=1))
         return
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("experiment", "what", "the paper's setting", "the paper", "time here"):
-        table.add_column(heading, overflow="fold")
-    for experiment in EXPERIMENTS.values():
-        table.add_row(*map(Text, _list_row(experiment, known.get(experiment.name))))
-    Console().print(table)
+    Console().print(experiments_table(EXPERIMENTS.values(), known))
     typer.echo("Times marked ≈ are estimates for two cores; `shf list --measure` times the first iterations here.")
-
-
-def _list_row(experiment: Experiment, seconds_per_epoch: float | None) -> tuple[str, ...]:
-    from shf.lab.budget import in_words
-
-    settings = experiment.settings
-    setting = (
-        f"λ {settings['damping']:g}, gradient {experiment.gradient_batch}, curvature {settings['curvature_batch']}, "
-        f"ζ {settings['cg_iterations']}, {experiment.epochs} epochs"
-    )
-    paper = f"{experiment.paper['shf']:g} ({experiment.figure})" if "shf" in experiment.paper else experiment.figure
-    estimate = f"≈ {in_words(60 * experiment.minutes)}"
-    measured = None if seconds_per_epoch is None else in_words(seconds_per_epoch * experiment.epochs)
-    return experiment.name, experiment.summary, setting, paper, measured or estimate
 
 
 def _measure(data_dir: Path | None) -> None:
@@ -157,21 +137,14 @@ def list_data(ctx: typer.Context, as_json: AsJson = False, data_dir: DataDir = N
     if ctx.invoked_subcommand is not None:
         return
     from shf.lab.data import available
+    from shf.lab.listing import data_table
 
     found = available(data_dir)
     if as_json:
         rows = [{**vars(status), "where": None if status.where is None else str(status.where)} for status in found]
         typer.echo(json.dumps(rows, indent=1))
         return
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("data", "here", "size", "where or whence"):
-        table.add_column(heading, overflow="fold")
-    for status in found:
-        here = "damaged" if status.problem else "yes" if status.present else "no"
-        size = f"{status.bytes / 2**20:.1f} MB" if status.bytes else "–"
-        words = f"{status.where} ({status.source})" if status.where else status.source
-        table.add_row(*map(Text, (status.name, here, size, status.problem or words)))
-    Console().print(table)
+    Console().print(data_table(found))
 
 
 @data_app.command("get")

@@ -17,13 +17,13 @@ from rich.table import Table
 from rich.text import Text
 
 from shf.lab import report
-from shf.lab.budget import in_words
 from shf.lab.configure import Request, configure
 from shf.lab.figures import metric_words
 from shf.lab.observer import RunResult, Status
 from shf.lab.progress import show
 from shf.lab.records import read_run
 from shf.lab.runner import RunOptions, start
+from shf.lab.words import duration
 
 EXPERIMENT = "curves-demo"
 METHODS = ("shf", "adam", "nag")
@@ -75,7 +75,7 @@ def _table(results: Sequence[RunResult]) -> Table:
             _shown(summary["value"], result.status),
             _shown(last["test_squared_error"], result.status),
             str(summary["epochs"]),
-            in_words(summary["elapsed_seconds"]),
+            duration(summary["elapsed_seconds"]),
             Text(str(result.config.tuning.get("words", "nothing to tune"))),
         )
     return table
@@ -89,7 +89,7 @@ def verdict(results: Sequence[RunResult]) -> str:
     """One sentence that says who reached the lowest training error."""
     ranked = sorted(results, key=_score)
     first, second = ranked[0], ranked[1]
-    seconds = in_words(first.summary["elapsed_seconds"])
+    seconds = duration(first.summary["elapsed_seconds"])
     if _score(first) == float("inf"):
         return "All of them diverged: nobody won."
     error = f"training error {_score(first):.3f} in {seconds}"

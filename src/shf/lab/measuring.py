@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 
 from shf.lab import timings
-from shf.lab.budget import in_words
 from shf.lab.configure import Request, configure
 from shf.lab.data import DataError
 from shf.lab.experiments import EXPERIMENTS
 from shf.lab.runner import new_training
+from shf.lab.words import duration
 
 _ITERATIONS = 3
 
@@ -37,4 +37,4 @@ def measure_all(data_dir: Path | None = None) -> Iterator[tuple[str, str]]:
             yield name, f"not measured: {str(error).splitlines()[0]}"
             continue
         timings.remember(name, seconds)
-        yield name, f"{seconds:.2g} s per epoch, {in_words(seconds * experiment.epochs)} in all"
+        yield name, f"{seconds:.2g} s per epoch, {duration(seconds * experiment.epochs)} in all"

@@ -14,9 +14,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
 from shf.lab import observer
-from shf.lab.budget import in_words
 from shf.lab.observer import Observer, RunResult, Status
 from shf.lab.runconfig import RunConfig
+from shf.lab.words import duration
 
 _LINE_SECONDS = 10.0
 
@@ -66,15 +66,15 @@ class LineObserver(Observer):
         self._line(f"{config.experiment.name} with {config.method} {begins} in {directory}")
 
     def estimate(self, seconds_per_epoch: float, progress: observer.Progress) -> None:
-        left = f", about {in_words(progress.left)} of training to go" if progress.left is not None else ""
+        left = f", about {duration(progress.left)} of training to go" if progress.left is not None else ""
         self._line(f"an epoch takes {seconds_per_epoch:.2g} s here{left}")
 
     def epoch(self, row: Mapping[str, Any], progress: observer.Progress) -> None:
         if time.monotonic() - self._last < _LINE_SECONDS and progress.fraction < 1.0:
             return
         self._last = time.monotonic()
-        left = f"  {in_words(progress.left)} left" if progress.left is not None else ""
-        self._line(f"epoch {row['epoch']:g}  {measures(row, self._metric)}  {in_words(progress.elapsed)}{left}")
+        left = f"  {duration(progress.left)} left" if progress.left is not None else ""
+        self._line(f"epoch {row['epoch']:g}  {measures(row, self._metric)}  {duration(progress.elapsed)}{left}")
 
     def note(self, text: str) -> None:
         self._line(text)
@@ -117,7 +117,7 @@ class BarObserver(Observer):
 
     def estimate(self, seconds_per_epoch: float, progress: observer.Progress) -> None:
         if progress.left is not None:
-            words = f"about {in_words(progress.left)} of training ({seconds_per_epoch:.2g} s per epoch here)"
+            words = f"about {duration(progress.left)} of training ({seconds_per_epoch:.2g} s per epoch here)"
             self._console.print(Text(words, style="dim"))
 
     def iteration(self, row: Mapping[str, Any], progress: observer.Progress) -> None:
@@ -131,7 +131,7 @@ class BarObserver(Observer):
     def _update(self, progress: observer.Progress) -> None:
         if self._task is None:
             return
-        left = f"{in_words(progress.left)} left" if progress.left is not None else ""
+        left = f"{duration(progress.left)} left" if progress.left is not None else ""
         of = f"/{progress.epochs}" if progress.epochs is not None else ""
         shown = f"epoch {progress.epoch}{of}  {measures(self._latest, self._metric)}"
         self._bar.update(self._task, completed=progress.fraction, measures=escape(shown), left=left)
@@ -154,7 +154,7 @@ def closing(result: RunResult) -> str:
     """The last line of a run: what it reached and how to go on."""
     summary = result.summary
     reached = f"{summary['metric'].replace('_', ' ')} {float(summary['value']):.4g}" if summary.get("value") else ""
-    spent = in_words(float(summary.get("elapsed_seconds", 0.0)))
+    spent = duration(float(summary.get("elapsed_seconds", 0.0)))
     where = f"after {summary.get('epochs')} epochs, {spent} of training"
     if result.status is Status.INTERRUPTED:
         return f"stopped {where}; saved. Go on with: shf resume {result.directory}"

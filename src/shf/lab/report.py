@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from shf.lab.figures import Run, charts, metric_words, named, slug
 from shf.lab.plots import SERIES_COLOURS, draw, palette_css
 from shf.lab.records import RUN_FILE, RecordError, RunRecord, number, read_run, write_atomically
+from shf.lab.words import duration
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ def _row(run: Run, columns: Sequence[str]) -> dict[str, Any]:
         "best": _figure(np.nanmin(record.column(run.metric)) if _any(record.column(run.metric)) else None),
         "paper": "–" if paper is None else _figure(paper),
         "epochs": _figure(last.get("epoch")),
-        "time": _duration(number(last.get("elapsed_seconds"))),
+        "time": duration(number(last.get("elapsed_seconds"))),
         "passes": _figure(last.get("passes"), 3),
         "status": record.status,
         "trusted": not record.problems,
@@ -183,12 +184,6 @@ def _figure(value: Any, digits: int = 4) -> str:
     if not np.isfinite(x):
         return "–"
     return f"{x:.0f}" if x == int(x) and abs(x) < 1e7 else f"{x:.{digits}g}"
-
-
-def _duration(seconds: float) -> str:
-    if not np.isfinite(seconds):
-        return "–"
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
 
 
 def _details(run: Run) -> dict[str, Any]:

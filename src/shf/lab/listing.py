@@ -1,0 +1,55 @@
+"""Tables for the terminal: the experiments, and the data on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from rich.table import Table
+from rich.text import Text
+
+from shf.lab.data import DataStatus
+from shf.lab.experiments import Experiment
+from shf.lab.words import duration
+
+
+def experiments_table(experiments: Iterable[Experiment], seconds_per_epoch: Mapping[str, float]) -> Table:
+    """The paper's setting and figure, and the time here: measured, or estimated for two cores (≈)."""
+    table = _table("experiment", "what", "the paper's setting", "the paper", "time here")
+    for experiment in experiments:
+        measured = seconds_per_epoch.get(experiment.name)
+        estimate = f"≈ {duration(60 * experiment.minutes)}"
+        time = estimate if measured is None else duration(measured * experiment.epochs)
+        row = (experiment.name, experiment.summary, _setting(experiment), _paper(experiment), time)
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _setting(experiment: Experiment) -> str:
+    settings = experiment.settings
+    return (
+        f"λ {settings['damping']:g}, gradient {experiment.gradient_batch}, curvature {settings['curvature_batch']}, "
+        f"ζ {settings['cg_iterations']}, {experiment.epochs} epochs"
+    )
+
+
+def _paper(experiment: Experiment) -> str:
+    found = experiment.paper.get("shf")
+    return experiment.figure if found is None else f"{found:g} ({experiment.figure})"
+
+
+def data_table(statuses: Iterable[DataStatus]) -> Table:
+    """Which data sets are here, how large, and where they are or would come from."""
+    table = _table("data", "here", "size", "where or whence")
+    for status in statuses:
+        here = "damaged" if status.problem else "yes" if status.present else "no"
+        size = f"{status.bytes / 2**20:.1f} MB" if status.bytes else "–"
+        words = f"{status.where} ({status.source})" if status.where else status.source
+        table.add_row(*map(Text, (status.name, here, size, status.problem or words)))
+    return table
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
