@@ -148,7 +148,7 @@ def test_products(reference, rows, microbatch):
             reference.objective(rows, microbatch=microbatch)
         return
     objective = reference.objective(rows, microbatch=microbatch)
-    objective.expand()
+    objective.expand(1.0)
     B = objective.curvature()
     dense = reference.gauss_newton(rows)
     vectors = torch.randn(PROBES, len(dense))
@@ -172,7 +172,7 @@ def test_gradient_and_empirical_fisher(reference, microbatch):
 def test_value_elsewhere(reference):
     """f(θ + δ) through the functional call equals f after writing θ + δ into the model."""
     objective = reference.objective()
-    objective.expand()
+    objective.expand(1.0)
     before = reference.network.theta()
     found = objective.value(before + 0.01)
     _write(reference.network, before + 0.01)

@@ -19,12 +19,13 @@ import shf
 from shf.batching import Batch, curvature_rows
 from shf.cg import conjugate_gradient
 from shf.damping import adapt_damping, reduction_ratio
+from shf.decay import Decay
 from shf.layout import find_layout
 from shf.losses import Loss
 from shf.maxnorm import clip_norms_
 from shf.network import Network
 from shf.objective import Objective, Settings
-from shf.preconditioner import Preconditioner, damped_diagonal
+from shf.preconditioner import Preconditioner, inverse_diagonal_
 from shf.search import Backtracking, backtrack, line_search
 
 TOLERANCE = 1e-10
@@ -56,9 +57,7 @@ class Trace:
         batch = Batch.of(self.of.inputs[k], self.of.targets[k])
         size, subset = self.meta["curvature_batch"], int(self.of.curvature_subset[k])
         rows = curvature_rows(batch.rows, size, subset)
-        decay = torch.cat(
-            [torch.full_like(p, self.decay if p.ndim > 1 else 0.0).detach().reshape(-1) for p in network.parameters]
-        )
+        decay = Decay(network.shapes, tuple(self.decay if p.ndim > 1 else 0.0 for p in network.parameters))
         return Objective(
             network,
             Loss(self.loss),
@@ -107,7 +106,7 @@ def test_the_traces_are_whole(trace):
 
 def test_objective_and_gradient(trace):
     for k in range(trace.iterations):
-        expansion = trace.objective_at(k, Preconditioner.NONE).expand()
+        expansion = trace.objective_at(k, Preconditioner.NONE).expand(float(trace.of.damping[k]))
         assert_close(expansion.value, trace.of.loss_before[k])
         assert_close(expansion.gradient, trace.of.gradient[k])
 
@@ -116,20 +115,21 @@ def test_preconditioner(trace):
     for k in range(trace.iterations):
         objective = trace.objective_at(k)
         _, _, diagonal = objective.data_terms()
-        P = damped_diagonal(diagonal, float(trace.of.damping[k]), objective._decay, trace.meta["xi"])
-        assert_close(P, trace.of.preconditioner[k])
+        P_inverse = inverse_diagonal_(diagonal, float(trace.of.damping[k]), objective._decay, trace.meta["xi"])
+        assert_close(1 / P_inverse, trace.of.preconditioner[k])
 
 
 def test_cg_iterates_and_quadratic_model(trace):
     for k in range(trace.iterations):
         objective = trace.objective_at(k)
-        expansion, B, lam = objective.expand(), objective.curvature(), float(trace.of.damping[k])
+        lam = float(trace.of.damping[k])
+        expansion, B = objective.expand(lam), objective.curvature()
         cg = conjugate_gradient(
             lambda v, B=B, lam=lam: B(v).add_(v, alpha=lam),
             -expansion.gradient,
             start=trace.start_at(k),
             iterations=trace.meta["cg_iterations"],
-            precondition=expansion.preconditioner(lam),
+            precondition=expansion.precondition,
         )
         assert_close(torch.stack(list(cg.iterates)), trace.of.cg_iterates[k])
         chosen = int(trace.of.first_worse_choice[k])
@@ -140,7 +140,7 @@ def test_cg_iterates_and_quadratic_model(trace):
 def test_objective_at_the_iterates(trace):
     for k in range(trace.iterations):
         objective = trace.objective_at(k)
-        objective.expand()
+        objective.expand(float(trace.of.damping[k]))
         found = [objective.value(trace.of.theta[k] + delta) for delta in trace.of.cg_iterates[k]]
         assert_close(found, trace.of.loss_at_iterates[k])
 

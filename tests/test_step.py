@@ -34,8 +34,8 @@ class Quadratic:
     def f(self, theta):
         return (0.5 * theta @ self.A @ theta - self.b @ theta).item()
 
-    def expand(self):
-        return Expansion(self.f(self.theta), self.A @ self.theta - self.b, lambda damping: identity)
+    def expand(self, damping):
+        return Expansion(self.f(self.theta), self.A @ self.theta - self.b, identity)
 
     def curvature(self):
         def product(v):
@@ -228,7 +228,7 @@ def test_at_the_minimum_nothing_moves():
 def test_an_update_beyond_the_largest_number_is_not_accepted():
     problem = Quadratic()
     problem.theta = torch.full((N,), 1e38, dtype=torch.float32)
-    problem.expand = lambda: Expansion(1.0, torch.full((N,), -1e30), lambda damping: identity)
+    problem.expand = lambda damping: Expansion(1.0, torch.full((N,), -1e30), identity)
     problem._curvature = torch.eye(N) * 1e-9
     problem.f = lambda theta: 0.5
     theta, _, info = problem.step()

@@ -1,4 +1,4 @@
-"""Products with the generalized Gauss-Newton matrix B = J'L''J + diag(w). No damping, no CG."""
+"""Products with the generalized Gauss-Newton matrix B = J'L''J. No decay, no damping, no CG."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -15,21 +15,17 @@ from shf.randomness import Draws, preserved_global_state
 
 
 class GaussNewton:
-    """v ↦ Bv with B = s·J'L''J + diag(w), flat vectors (§3).
+    """v ↦ Bv with B = s·J'L''J, flat vectors (§3). Weight decay is no part of it.
 
     Args:
         jacobian: J on the curvature batch.
         hessian: u ↦ L''u at that batch's outputs.
-        decay: w, the weight decay of every entry of θ; None for none.
         scale: s. 1 for a mean over rows; B/B_c for a sum, so that the subset stands for the whole batch.
     """
 
-    def __init__(
-        self, jacobian: Jacobian, hessian: HessianMap, decay: Tensor | None = None, scale: float = 1.0
-    ) -> None:
+    def __init__(self, jacobian: Jacobian, hessian: HessianMap, scale: float = 1.0) -> None:
         self._jacobian = jacobian
         self._hessian = hessian
-        self._decay = decay
         self._scale = scale
         self._out: Tensor | None = None
 
@@ -40,8 +36,6 @@ class GaussNewton:
         self._out = self._jacobian.vjp(HJv, out=self._out)
         if self._scale != 1:
             self._out.mul_(self._scale)
-        if self._decay is not None:
-            self._out.addcmul_(self._decay, vector)
         return self._out
 
 

@@ -8,6 +8,14 @@ import torch
 from torch import Tensor
 
 
+def all_finite(vector: Tensor) -> bool:
+    """Whether every entry of a flat vector is finite.
+
+    One pass where the sum of squares is finite; only where it is not (it may have overflowed) are entries looked at.
+    """
+    return math.isfinite(torch.dot(vector, vector).item()) or bool(torch.isfinite(vector).all())
+
+
 @dataclass(frozen=True)
 class Shapes:
     """The shapes that a flat vector is made of, in order."""

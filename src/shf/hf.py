@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from shf.batching import Batch
@@ -100,16 +99,13 @@ class _BatchProblem:
         self._decay = optimizer._decay(network)
         self._rows, self._numbers, self._curvature_share = shares
 
-    def expand(self) -> Expansion:
+    def expand(self, damping: float) -> Expansion:
         total = sum_terms(self._ranks, self._own_terms)
         self.buffers = total.buffers
-        value, gradient, diagonal = total.value, total.gradient, total.diagonal
-        if self._decay is not None:
-            theta = self._network.theta()
-            value += self._penalty(theta)
-            gradient.addcmul_(self._decay, theta)
-        exponent, decay = self._optimizer.config.preconditioner_exponent, self._decay
-        return Expansion(value, gradient, lambda damping: solve_diagonal(diagonal, damping, decay, exponent))
+        decay, theta = self._decay, [p.detach() for p in self._network.parameters]
+        exponent = self._optimizer.config.preconditioner_exponent
+        precondition = solve_diagonal(total.diagonal, damping, decay, exponent)
+        return Expansion(total.value + decay.penalty(theta), decay.add_product_(total.gradient, theta), precondition)
 
     def curvature(self) -> LinearMap:
         part = Objective(
@@ -128,7 +124,7 @@ class _BatchProblem:
 
     def value(self, theta: Tensor) -> float:
         (total,) = self._ranks.add(lambda: [sum(self._weight(part) * part.value(theta) for part in self._parts())], 1)
-        return total + self._penalty(theta)
+        return total + self._decay.penalty(self._network.shapes.split(theta))
 
     def _own_terms(self) -> Terms:
         """The sum over this process's batches, weighted by their part of all rows."""
@@ -141,9 +137,6 @@ class _BatchProblem:
                 total.diagonal.add_(diagonal, alpha=weight)
             total = replace(total, value=total.value + weight * value, buffers=part.buffers or {})
         return total
-
-    def _penalty(self, theta: Tensor) -> float:
-        return 0.0 if self._decay is None else 0.5 * torch.dot(self._decay * theta, theta).item()
 
     def _weight(self, part: Objective) -> float:
         return part.rows / self._rows.total if self._optimizer.loss.reduction is Reduction.MEAN else 1.0

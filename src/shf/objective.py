@@ -17,6 +17,8 @@ from torch import Tensor
 from shf.batching import Batch
 from shf.cg import LinearMap
 from shf.curvature import GaussNewton
+from shf.decay import Decay
+from shf.flat import all_finite
 from shf.jacobian import Jacobian
 from shf.layout import Layout, batch_statistics
 from shf.losses import Loss, LossExpansion, Reduction
@@ -84,7 +86,7 @@ class Objective:
         batch: X^g, or this process's share of it.
         layout: how the model treats rows.
         curvature_rows: the rows of X^c within the whole X^g; None for all.
-        decay: w for every entry of θ; None for none.
+        decay: w for every parameter; by default none.
         seed: of this step's draws.
         settings: preconditioner and memory bound.
         ranks: the processes that hold shares of X^g.
@@ -104,7 +106,7 @@ class Objective:
         layout: Layout,
         *,
         curvature_rows: Tensor | None = None,
-        decay: Tensor | None = None,
+        decay: Decay | None = None,
         seed: int = 0,
         settings: Settings = PAPER,
         ranks: Ranks = ALONE,
@@ -120,7 +122,7 @@ class Objective:
         self._batch = batch
         self._layout = layout
         self._rows = curvature_rows
-        self._decay = decay
+        self._decay = decay or Decay.none(network.shapes)
         self._seed = seed
         self._settings = settings
         self._microbatch = settings.microbatch if (settings.microbatch or batch.rows) < batch.rows else None
@@ -132,14 +134,11 @@ class Objective:
         if not ranks.several:  # else where the other processes can be told: in the first pass
             self._refuse_what_rows_forbid()
 
-    def expand(self) -> Expansion:
+    def expand(self, damping: float) -> Expansion:
         value, gradient, diagonal = self.data_terms()
-        if self._decay is not None:
-            theta = self._network.theta()
-            value += self._penalty(theta)
-            gradient.addcmul_(self._decay, theta)
-        exponent, decay = self._settings.exponent, self._decay
-        return Expansion(value, gradient, lambda damping: solve_diagonal(diagonal, damping, decay, exponent))
+        decay, theta = self._decay, [p.detach() for p in self._network.parameters]
+        precondition = solve_diagonal(diagonal, damping, decay, self._settings.exponent)
+        return Expansion(value + decay.penalty(theta), decay.add_product_(gradient, theta), precondition)
 
     def data_terms(self) -> tuple[float, Tensor, Tensor | None]:
         """L, ∇L and the diagonal of P before damping: everything but the decay."""
@@ -149,7 +148,7 @@ class Objective:
 
     def curvature(self) -> LinearMap:
         """v ↦ Bv; the result is the caller's to change, and may be overwritten by the next call."""
-        rows, decay = self._share.within(self._rows), self._decay
+        rows, split = self._share.within(self._rows), self._network.shapes.split
         everywhere = self._share.total if self._rows is None else len(self._rows)
         here = self._batch.rows if rows is None else len(rows)
         scale = (self.represents if self._loss.reduction is Reduction.SUM else here) / everywhere
@@ -164,14 +163,15 @@ class Objective:
 
         def product(vector: Tensor) -> Tensor:
             Bv = self._ranks.sum(lambda: own_part(vector), vector)
-            return Bv if decay is None else Bv.addcmul_(decay, vector)
+            return self._decay.add_product_(Bv, split(vector))
 
         return product
 
     def value(self, theta: Tensor) -> float:
         """f(θ); a non-finite number is returned as it is: a failed trial, not an error."""
-        (total,) = self._ranks.add(lambda: [self._own_value(theta)], 1)
-        return total + self._penalty(theta)
+        values = self._network.shapes.split(theta)
+        (total,) = self._ranks.add(lambda: [self._own_value(values)], 1)
+        return total + self._decay.penalty(values)
 
     # --- this process's part -----------------------------------------------------------------------------------------
 
@@ -193,7 +193,7 @@ class Objective:
             )
         axes = self._layout.calls if self._layout.separable else None
         gradient, diagonal = gradient_and_diagonal(wanted, J, L, self._loss.reduction, axes, self._signs)
-        if not bool(torch.isfinite(gradient).all()):
+        if not all_finite(gradient):
             raise ValueError(f"the gradient is not finite at the present parameters, before the step{self._suspects()}")
         if self._share.within(self._rows) is None:  # all rows here are curvature rows: one graph serves both
             self._jacobian, self._expansion = J, L
@@ -204,15 +204,15 @@ class Objective:
 
     def _gauss_newton(self, rows: Tensor | None, scale: float) -> GaussNewton:
         J, L = self._jacobian, self._expansion
+        self._jacobian = self._expansion = None  # what the products do not need of them goes with them
         if J is None or L is None:
             J = self._make_jacobian(rows, record=False)
             L = self._loss.expand(J.outputs, self._batch.take_targets(rows))
         return GaussNewton(J, L.hessian(), scale=scale)
 
-    def _own_value(self, theta: Tensor) -> float:
+    def _own_value(self, values: Sequence[Tensor]) -> float:
         if self._batch.rows == 0:
             return 0.0
-        values = self._network.shapes.split(theta)
         chunks: Sequence[Tensor | None] = (
             [None] if self._microbatch is None else torch.arange(self._batch.rows).split(self._microbatch)
         )
@@ -238,9 +238,6 @@ class Objective:
         return Jacobian(
             self._network, self._batch, self._draws, rows=rows, microbatch=microbatch, axes=axes, record=record
         )
-
-    def _penalty(self, theta: Tensor) -> float:
-        return 0.0 if self._decay is None else 0.5 * torch.dot(self._decay * theta, theta).item()
 
     def _refuse_what_rows_forbid(self) -> None:
         if self._microbatch is not None and not self._layout.separable:

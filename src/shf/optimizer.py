@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from shf.batching import Batch, Count, Select, count_rows, curvature_rows, select_rows
 from shf.config import Config
+from shf.decay import Decay
 from shf.distributed import Communication, Connection, refuse_unsupported
 from shf.layout import NO_ROWS, Layout, find_layout, signature
 from shf.losses import Loss
@@ -299,14 +300,9 @@ class SHF(Optimizer):
             raise ValueError(f"parameters are {active[0].dtype}: expected torch.float32 or torch.float64")
         return Network(self.model, active, self._forward)
 
-    def _decay(self, network: Network) -> Tensor | None:
-        """w of every entry of θ, or None where all are zero."""
+    def _decay(self, network: Network) -> Decay:
         of = {id(p): float(group["weight_decay"]) for group in self.param_groups for p in group["params"]}
-        if not any(of[id(p)] for p in network.parameters):
-            return None
-        return network.shapes.flatten(
-            [torch.full_like(p, of[id(p)], requires_grad=False) for p in network.parameters], network.parameters[0]
-        )
+        return Decay(network.shapes, tuple(of[id(p)] for p in network.parameters))
 
     def _find_layout(self, network: Network, batch: Batch, seed: int) -> Layout:
         """How the model treats rows; looked at again only when its mode or the shape of its inputs changes.

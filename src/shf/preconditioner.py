@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from shf.cg import LinearMap, identity
+from shf.decay import Decay
 from shf.jacobian import Jacobian
 from shf.losses import LossExpansion, Reduction
 from shf.percase import CallAxes, squared_vjp
@@ -59,18 +60,15 @@ def random_signs(like: Tensor, seed: int) -> Tensor:
     return signs.bernoulli_(0.5, generator=generator(like.device, seed)).mul_(2).sub_(1)
 
 
-def solve_diagonal(diagonal: Tensor | None, damping: float, decay: Tensor | None, exponent: float) -> LinearMap:
-    """r ↦ P⁻¹r with P = [diagonal + λ + w]^ξ; the result is overwritten by the next call."""
+def solve_diagonal(diagonal: Tensor | None, damping: float, decay: Decay, exponent: float) -> LinearMap:
+    """r ↦ P⁻¹r with P = [diagonal + λ + w]^ξ; the result is overwritten by the next call, the diagonal by this one."""
     if diagonal is None:
         return identity
-    inverse = damped_diagonal(diagonal, damping, decay, exponent).reciprocal_()
+    inverse = inverse_diagonal_(diagonal, damping, decay, exponent)
     out = torch.empty_like(inverse)
     return lambda r: torch.mul(r, inverse, out=out)
 
 
-def damped_diagonal(diagonal: Tensor, damping: float, decay: Tensor | None, exponent: float) -> Tensor:
-    """P itself."""
-    shifted = diagonal + damping
-    if decay is not None:
-        shifted += decay
-    return shifted.pow_(exponent)
+def inverse_diagonal_(diagonal: Tensor, damping: float, decay: Decay, exponent: float) -> Tensor:
+    """P⁻¹ itself, in the diagonal's place: exp(-ξ log(·)), for which there are faster kernels than for powers."""
+    return decay.add_diagonal_(diagonal, damping).log_().mul_(-exponent).exp_()

@@ -11,6 +11,7 @@ from torch import Tensor
 from shf.cg import CGStop, LinearMap, conjugate_gradient, keep_all, never
 from shf.config import Config
 from shf.damping import adapt_damping, reduction_ratio
+from shf.flat import all_finite
 from shf.search import Backtracking, Choice, Rate, backtrack, line_search
 
 
@@ -68,18 +69,18 @@ class StepInfo:
 
 @dataclass(frozen=True)
 class Expansion:
-    """f(θ), ∇f(θ) and the preconditioner λ ↦ (r ↦ P⁻¹r), all on the gradient batch."""
+    """f(θ), ∇f(θ) and the preconditioner r ↦ P⁻¹r, all on the gradient batch."""
 
     value: float
     gradient: Tensor
-    preconditioner: Callable[[float], LinearMap]
+    precondition: LinearMap
 
 
 class Problem(Protocol):
     """One iteration's objective: its batches, its masks, its network at θ."""
 
-    def expand(self) -> Expansion:
-        """f, ∇f and the preconditioner at θ, on X^g."""
+    def expand(self, damping: float) -> Expansion:
+        """f, ∇f and, for this λ, the preconditioner at θ, on X^g."""
 
     def curvature(self) -> LinearMap:
         """v ↦ Bv at θ, on X^c, undamped."""
@@ -125,7 +126,7 @@ def shf_step(
     start = state.delta * gamma if state.delta is not None and gamma > 0 else None
 
     # f_{k-1}, ∇f, P on X^g
-    here = problem.expand()
+    here = problem.expand(lam)
     f_old, grad = here.value, here.gradient
 
     # Solve (B + λI) δ = -∇f by CG(δ⁰, ∇f, P, ζ), products on X^c
@@ -135,7 +136,7 @@ def shf_step(
         grad.neg(),
         start=start,
         iterations=config.cg_iterations,
-        precondition=here.preconditioner(lam),
+        precondition=here.precondition,
         keep=solver.keep,
         stop=solver.stop,
     )
@@ -153,7 +154,7 @@ def shf_step(
         # θ ← θ + β α δ
         theta_next = torch.add(theta, delta, alpha=beta * rate.alpha) if rate.alpha else theta
 
-    accepted = rate.alpha > 0 and bool(torch.isfinite(theta_next).all())
+    accepted = rate.alpha > 0 and all_finite(theta_next)
     info = StepInfo(
         loss_before=f_old,
         loss_after=rate.value if accepted else f_old,
@@ -182,4 +183,4 @@ def _line_search(
 
 def _finite(delta: Tensor) -> Tensor | None:
     """δ for the next warm start; none if it is not usable."""
-    return delta if bool(torch.isfinite(delta).all()) else None
+    return delta if all_finite(delta) else None

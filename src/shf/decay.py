@@ -1,0 +1,44 @@
+"""Weight decay: the penalty ½ Σ_i w_i ‖θ_i‖² with one weight w_i for each parameter tensor. No network here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shf.flat import Shapes
+
+
+@dataclass(frozen=True)
+class Decay:
+    """W = diag(w), constant on every parameter tensor: nothing of θ's size is stored, and zeros cost nothing.
+
+    Attributes:
+        shapes: how a flat vector is made of parameters.
+        weights: w_i, one per parameter.
+    """
+
+    shapes: Shapes
+    weights: tuple[float, ...]
+
+    @classmethod
+    def none(cls, shapes: Shapes) -> "Decay":
+        return cls(shapes, (0.0,) * len(shapes.shapes))
+
+    def penalty(self, values: Sequence[Tensor]) -> float:
+        """½ θ'Wθ for θ in pieces."""
+        weighted = [(w, v.reshape(-1)) for w, v in zip(self.weights, values, strict=True) if w]
+        return 0.5 * sum(w * torch.dot(v, v).item() for w, v in weighted)
+
+    def add_product_(self, out: Tensor, values: Sequence[Tensor]) -> Tensor:
+        """out + Wv in place, v in pieces: the penalty's gradient at v, and its part of a product Bv."""
+        for w, piece, v in zip(self.weights, self.shapes.split(out), values, strict=True):
+            if w:
+                piece.add_(v, alpha=w)
+        return out
+
+    def add_diagonal_(self, out: Tensor, damping: float) -> Tensor:
+        """out + w + λ, entry by entry, in place."""
+        for w, piece in zip(self.weights, self.shapes.split(out), strict=True):
+            piece.add_(w + damping)
+        return out
