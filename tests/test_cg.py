@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import assert_close, identical
-from shf.cg import CGStop, conjugate_gradient, geometric, relative_progress
+from shf.cg import CGStop, conjugate_gradient, geometric, keep_all, keep_last, relative_progress
 
 sizes = st.integers(1, 8)
 seeds = st.integers(0, 2**32 - 1)
@@ -110,6 +110,25 @@ def test_arguments_are_untouched_and_iterates_are_apart():
     found = conjugate_gradient(A.mv, b, iterations=3, start=other)
     assert identical([b, other], before)
     assert len({x.data_ptr() for x in [*found.iterates, b, other]}) == 5
+
+
+def test_a_visitor_sees_what_would_have_been_kept():
+    A, b, other = system(6, 0)
+    for keep in (keep_all, keep_last, geometric(1.5)):
+        seen = []
+        visited = conjugate_gradient(
+            A.mv,
+            b,
+            iterations=5,
+            start=other,
+            keep=keep,
+            visit=lambda n, x, q, seen=seen: seen.append((n, x.clone(), q)),
+        )
+        kept = conjugate_gradient(A.mv, b, iterations=5, start=other, keep=keep)
+        assert not visited.iterates
+        assert [n for n, _, _ in seen] == visited.numbers == kept.numbers
+        assert [q for _, _, q in seen] == visited.values == kept.values
+        assert identical([x for _, x, _ in seen], list(kept.iterates))
 
 
 def test_a_product_may_hand_out_the_same_buffer_each_time():

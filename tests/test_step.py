@@ -97,14 +97,22 @@ def test_arguments_are_untouched():
     assert after.delta.data_ptr() != state.delta.data_ptr()
 
 
-@pytest.mark.parametrize(("rule", "chosen"), [("all", 3), ("first-worse", 3), (None, 4)])
-def test_what_is_handed_on_is_the_last_iterate_not_the_chosen(rule, chosen):
-    problem = Quadratic(fails={1: 1e9})  # the first trial is the last iterate
+@pytest.mark.parametrize(("rule", "trial", "chosen"), [("all", 4, 3), ("first-worse", 1, 3), (None, 1, 4)])
+def test_what_is_handed_on_is_the_last_iterate_not_the_chosen(rule, trial, chosen):
+    """The last iterate is the last trial where all are compared, and the first where they are walked down."""
+    problem = Quadratic(fails={trial: 1e9})
     theta, after, info = problem.step(backtracking=rule, line_search_steps=0, cg_iterations=4)
     iterates = problem.cg(iterations=4).iterates
     assert info.chosen_iterate == chosen
     assert_close(after.delta, iterates[-1])
     assert_close(theta, problem.theta if rule is None else problem.theta + iterates[chosen - 1])
+
+
+def test_among_equals_the_last_iterate_is_taken():
+    """All trials are the same: "all" compares them as they come, "first-worse" walks down to the first that is not."""
+    for rule in ("all", "first-worse"):
+        problem = Quadratic(fails=dict.fromkeys(range(1, 10), -1e9))
+        assert problem.step(backtracking=rule)[2].chosen_iterate == 3
 
 
 @pytest.mark.parametrize("beta", [1.0, 0.998, 0.25])
@@ -167,9 +175,10 @@ def test_the_solver_decides_which_iterates_take_part():
 
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
-def test_an_iterate_without_a_finite_objective_is_skipped(bad):
-    problem = Quadratic(fails={1: bad})
-    theta, _, info = problem.step()
+@pytest.mark.parametrize(("rule", "trial"), [("all", 3), ("first-worse", 1)])
+def test_an_iterate_without_a_finite_objective_is_skipped(bad, rule, trial):
+    problem = Quadratic(fails={trial: bad})
+    theta, _, info = problem.step(backtracking=rule)
     assert info.chosen_iterate == 2
     assert_close(theta, problem.theta + problem.cg().iterates[1])
 

@@ -15,6 +15,10 @@ LinearMap = Callable[[Tensor], Tensor]
 """A map of flat vectors. It may hand out the same buffer at every call: CG reads a result before it asks for the next."""
 
 
+Visit = Callable[[int, Tensor, float], None]
+"""Sees an iterate: its number, x and q(x). The next iteration overwrites x."""
+
+
 class CGStop(enum.Enum):
     """Why conjugate gradients ended."""
 
@@ -30,7 +34,8 @@ class CGResult:
     """What a run of CG leaves behind.
 
     Attributes:
-        iterates: the iterates that were kept, oldest first, each a flat vector of its own.
+        iterates: the iterates that were kept, oldest first, each a flat vector of its own; none if they were handed to
+            a visitor instead.
         numbers: for each kept iterate its 1-based iteration number.
         values: for each kept iterate q(x) = ½ x'Ax - b'x, from CG's own scalars: it costs no product.
         last: the final x, also where nothing was kept (then it is the start).
@@ -56,6 +61,11 @@ def identity(vector: Tensor) -> Tensor:
 def keep_all(number: int) -> bool:
     """Keep every iterate (§4.1: runs are short, so all of them take part in backtracking)."""
     return True
+
+
+def keep_last(number: int) -> bool:
+    """Keep none but the final one, which always is."""
+    return False
 
 
 def never(values: Sequence[float]) -> bool:
@@ -93,6 +103,7 @@ def conjugate_gradient(
     start: Tensor | None = None,
     precondition: LinearMap = identity,
     keep: Callable[[int], bool] = keep_all,
+    visit: Visit | None = None,
     stop: Callable[[Sequence[float]], bool] = never,
 ) -> CGResult:
     """Solves A x = b by preconditioned conjugate gradients.
@@ -110,6 +121,7 @@ def conjugate_gradient(
         start: x at the beginning; zero by default, which also saves a product.
         precondition: r ↦ P⁻¹r, P symmetric positive definite.
         keep: which iterates to keep, by 1-based number. The final one is always kept.
+        visit: is handed the iterates to keep as they are made, instead of their being copied.
         stop: sees q at the start and after every iteration; true ends the run.
 
     Returns:
@@ -131,11 +143,17 @@ def conjugate_gradient(
     values: list[float] = []
     history = [_q(x, r, rhs)]
 
+    def take(number: int, *, final: bool = False) -> None:
+        numbers.append(number)
+        values.append(history[-1])
+        if visit is None:
+            iterates.append(x if final else x.clone())
+        else:
+            visit(number, x, history[-1])
+
     def finish(steps: int, reason: CGStop) -> CGResult:
         if steps and (not numbers or numbers[-1] != steps):
-            iterates.append(x)
-            numbers.append(steps)
-            values.append(history[-1])
+            take(steps, final=True)
         return CGResult(iterates, numbers, values, x, steps, products, reason)
 
     y = precondition(r)
@@ -161,9 +179,7 @@ def conjugate_gradient(
         x.sub_(p, alpha=alpha)
         history.append(value)
         if keep(number):
-            iterates.append(x.clone())
-            numbers.append(number)
-            values.append(value)
+            take(number)
         if stop(history):
             return finish(number, CGStop.PROGRESS)
         torch.add(y, p, alpha=ry_next / ry, out=p)

@@ -10,7 +10,7 @@ class Backtracking(enum.Enum):
     """How an iterate is chosen from those CG kept."""
 
     ALL = "all"
-    """Compare all of them, from the last down, and keep the best (the paper)."""
+    """Compare all of them and keep the best (the paper); among equals, the last."""
     FIRST_WORSE = "first-worse"
     """Walk down from the last and stop at the first that is worse (the author's program; Martens)."""
     LAST = None
