@@ -334,3 +334,27 @@ def test_two_processes_on_one_directory(tmp_path: Path) -> None:
     result = shf_command("resume", tmp_path / "a", "--epochs", "3")
     assert result.exit_code == 0
     assert "stale lock" in result.stderr
+
+
+# what a person sees
+
+
+def test_on_a_terminal_there_is_a_bar_with_loss_error_damping_ratio_and_time(tmp_path: Path) -> None:
+    import io
+
+    from rich.console import Console
+    from runs_helpers import tiny_config
+
+    from shf.lab import runner
+    from shf.lab.progress import BarObserver, LineObserver, QuietObserver, show
+
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=160)
+    observer = show(console)
+    assert isinstance(observer, BarObserver)
+    runner.start(tiny_config(epochs=4), tmp_path / "a", observer=observer)
+    seen = screen.getvalue()
+    for words in ("epoch 1/4", "loss ", "train squared error ", "λ ", "ρ ", " left", "finished after 4 epochs"):
+        assert words in seen, words
+    assert isinstance(show(Console(file=screen)), LineObserver)
+    assert isinstance(show(console, quiet=True), QuietObserver)

@@ -24,6 +24,7 @@ from runs_helpers import (
 )
 
 from shf.lab import checkpoint, runner
+from shf.lab.baselines.protocol import MethodSpec
 from shf.lab.baselines.registry import METHODS
 from shf.lab.batches import batch_rows
 from shf.lab.checkpoint import CheckpointMismatchError, read
@@ -250,6 +251,35 @@ def test_dropout_masks_of_shf_continue_exactly(tmp_path: Path) -> None:
     assert (found.samples["labels"] != found.samples["predictions"]).all()
 
 
+class Noisy:
+    """A method that draws from torch's global generator, as a careless one would."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.parameter = next(model.parameters())
+
+    def step(self, inputs: Any, targets: Any) -> dict[str, float]:
+        with torch.no_grad():
+            self.parameter.add_(0.01 * torch.rand(()))
+        return {"objective": float(torch.rand(())), "gradients": 1.0}
+
+    def next_epoch(self) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def test_the_global_generator_continues_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = MethodSpec("noisy", "draws from the global generator", lambda model, *_: Noisy(model), {})
+    monkeypatch.setattr(runner, "METHODS", {"noisy": spec})
+    config = dataclasses.replace(tiny_config(), method="noisy", settings={})
+    runner.start(config, tmp_path / "whole")
+    runner.start(config, tmp_path / "parts", observer=Watcher(5, lambda: os.kill(os.getpid(), signal.SIGINT)))
+    runner.resume(tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
 def test_reshuffled_batches_continue_exactly(tmp_path: Path) -> None:
     config = tiny_config("nag", experiment=tiny_experiment(reshuffle=True))
     runner.start(config, tmp_path / "whole")
@@ -438,7 +468,7 @@ def test_a_checkpoint_that_cannot_be_written_warns_once_and_the_run_goes_on(
 ) -> None:
     """Fails if `Recorder` does not guard its writes: the run would end with the OSError."""
     genuine = checkpoint.write_atomically
-    broken = iter([False] * 4 + [True] * 4 + [False] * 99)
+    broken = iter([False] * 3 + [True] * 4 + [False] * 99)
     monkeypatch.setattr(checkpoint, "write_atomically", lambda *a: _full_disk() if next(broken) else genuine(*a))
     watcher = Watcher()
     result = runner.start(tiny_config(), tmp_path / "run", observer=watcher, options=OFTEN)

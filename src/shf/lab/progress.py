@@ -19,6 +19,7 @@ from shf.lab.runconfig import RunConfig
 from shf.lab.words import duration
 
 _LINE_SECONDS = 10.0
+_REFRESH_SECONDS = 0.1
 
 
 def show(console: Console, *, quiet: bool = False) -> Observer:
@@ -103,6 +104,7 @@ class BarObserver(Observer):
         self._task: TaskID | None = None
         self._metric = ""
         self._latest: dict[str, Any] = {}
+        self._last = 0.0
 
     def started(self, config: RunConfig, directory: Path, resumed_at: int) -> None:
         self._metric = config.experiment.metric
@@ -127,6 +129,9 @@ class BarObserver(Observer):
     def epoch(self, row: Mapping[str, Any], progress: observer.Progress) -> None:
         self._latest[self._metric] = row[self._metric]
         self._update(progress)
+        if time.monotonic() - self._last > _REFRESH_SECONDS:
+            self._last = time.monotonic()
+            self._bar.refresh()
 
     def _update(self, progress: observer.Progress) -> None:
         if self._task is None:

@@ -1,12 +1,13 @@
 """The only writer of a run directory. A disk that fails is warned about, and never stops the training.
 
-Order of a checkpoint: metrics are flushed and synced, then the checkpoint is renamed into place, then ``run.json`` is. A
-kill between any two of them leaves a state from which the run continues exactly.
+Order of a checkpoint: metrics are flushed and synced, the best one is renamed into place, then the checkpoint, then
+``run.json``. A kill between any two of them leaves a state from which the run continues exactly.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import datetime
 import time
 from collections.abc import Callable, Mapping
@@ -55,6 +56,7 @@ class Recorder:
         self._every = checkpoint_seconds
         self._last = time.monotonic()
         self._failing: set[str] = set()
+        self._best: dict[str, Any] | None = None
         self.warnings: list[str] = []
         path = directory / METRICS_FILE
         if resume_from is None:
@@ -85,6 +87,7 @@ class Recorder:
 
         def save() -> None:
             self._metrics.flush(sync=True)
+            self._save_best()
             self._store.save(iteration, {**state, "metrics": seal.to_json()})
             self._write_record(seal)
 
@@ -93,7 +96,16 @@ class Recorder:
         return saved
 
     def best(self, state: Mapping[str, Any]) -> None:
-        self._guarded("the best checkpoint", lambda: self._store.save_best(state))
+        """Keep this as the best so far; it is written with the next checkpoint.
+
+        A kill before that loses nothing: the run goes back behind it and finds it again.
+        """
+        self._best = copy.deepcopy(dict(state))
+
+    def _save_best(self) -> None:
+        if self._best is not None:
+            self._store.save_best(self._best)
+            self._best = None
 
     def finish(self, status: Status, summary: Mapping[str, Any], samples: Mapping[str, NDArray[Any]]) -> bool:
         """Write the last rows, the samples and the summary; False, and a warning, if the disk refuses."""
@@ -102,6 +114,7 @@ class Recorder:
 
         def write() -> None:
             self._metrics.flush(sync=True)
+            self._save_best()
             if samples:
                 content = encode_samples(samples)
                 write_atomically(self._directory / SAMPLES_FILE, content)
