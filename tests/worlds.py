@@ -3,6 +3,7 @@
 import datetime
 import multiprocessing
 import os
+import pickle
 import socket
 import traceback
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from queue import Empty
 from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "shf"])
+_CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed", "shf"])
 GROUP_TIMEOUT = 120.0
 
 
@@ -33,8 +34,15 @@ def run(size: int, function: Callable[..., Any], *args: Any, seconds: float = 12
     return [outcome.value for outcome in outcomes if outcome is not None]
 
 
-def attempt(size: int, function: Callable[..., Any], *args: Any, seconds: float = 120.0) -> list[Outcome | None]:
-    """What happened on each rank; None for one that ended (was killed) without a word."""
+def attempt(
+    size: int,
+    function: Callable[..., Any],
+    *args: Any,
+    seconds: float = 120.0,
+    wait_for: Sequence[int] | None = None,
+) -> list[Outcome | None]:
+    """What happened on each rank; None for one that ended (was killed) without a word. Ranks that are not waited for are
+    killed once the others are done."""
     queue = _CONTEXT.Queue()
     port = _free_port()
     processes = [_CONTEXT.Process(target=_main, args=(rank, size, port, queue, function, args)) for rank in range(size)]
@@ -43,18 +51,19 @@ def attempt(size: int, function: Callable[..., Any], *args: Any, seconds: float 
     outcomes: list[Outcome | None] = [None] * size
     deadline = datetime.datetime.now() + datetime.timedelta(seconds=seconds)
     try:
-        missing = set(range(size))
+        missing = set(range(size) if wait_for is None else wait_for)
         while missing and datetime.datetime.now() < deadline:
             try:
-                rank, outcomes[rank] = queue.get(timeout=0.1)
+                rank, content = queue.get(timeout=0.1)
+                outcomes[rank] = pickle.loads(content)  # noqa: S301 - from our own child
                 missing.discard(rank)
             except Empty:
                 missing -= {r for r in missing if processes[r].exitcode not in (None, 0) and queue.empty()}
         assert not missing, f"ranks {sorted(missing)} still run after {seconds} s"
         return outcomes
     finally:
-        for process in processes:
-            process.join(5)
+        for rank, process in enumerate(processes):
+            process.join(5 if wait_for is None or rank in wait_for else 0)
             if process.is_alive():
                 process.kill()
 
@@ -72,7 +81,7 @@ def _main(rank: int, size: int, port: int, queue: Any, function: Callable[..., A
         outcome = Outcome(
             error=(type(error).__name__, str(error), tuple(getattr(error, "ranks", ()))), trace=traceback.format_exc()
         )
-    queue.put((rank, outcome))
+    queue.put((rank, pickle.dumps(outcome)))  # by value: torch's own way needs this process to live on
     queue.close()
     queue.join_thread()
     dist.destroy_process_group()

@@ -79,8 +79,10 @@ class Connection:
     """
 
     def __init__(self, choice: Any, communication: Communication) -> None:
-        known = choice is None or choice == "auto" or (dist.is_available() and isinstance(choice, dist.ProcessGroup))
-        if not known:
+        available = dist.is_available()
+        if available and choice is dist.GroupMember.NON_GROUP_MEMBER:
+            raise ValueError("process_group: this process is not one of the group's ranks")
+        if choice is not None and choice != "auto" and not (available and isinstance(choice, dist.ProcessGroup)):
             raise ValueError(f"process_group={choice!r}: expected a torch.distributed process group, 'auto' or None")
         self._choice = choice
         self._communication = communication
@@ -117,8 +119,6 @@ class Distributed:
     def __init__(self, group: Any, communication: Communication) -> None:
         self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        if self.rank < 0:
-            raise ValueError("process_group: this process is not one of the group's ranks")
         self.traffic = Traffic()
         self._communication = communication
         self._device = torch.device("cpu" if "gloo" in str(dist.get_backend_config(group)) else "cuda")

@@ -129,6 +129,7 @@ class Objective:
         known = None if share.everything and self._microbatch is None else layout.draws
         own = None if share.everything else share.numbers
         self._draws = Draws(mix(seed, 0), share.total, known, minor=_minor(layout), own=own)
+        self._drawless = False  # known after the first pass
         self._jacobian: Jacobian | None = None
         self._expansion: LossExpansion | None = None
         if not ranks.several:  # else where the other processes can be told: in the first pass
@@ -185,6 +186,7 @@ class Objective:
         if self._batch.rows == 0:
             return no_terms(self._network, wanted)
         J = self._make_jacobian(None, record=wanted is not Preconditioner.NONE)
+        self._drawless = not self._draws.drawn
         L = self._loss.expand(J.outputs, self._batch.targets)
         value = L.value.item()
         if not math.isfinite(value):
@@ -229,7 +231,7 @@ class Objective:
 
     def _outputs(self, values: Sequence[Tensor], rows: Tensor | None) -> Any:
         inputs = self._batch.inputs if rows is None else self._batch.select(self._batch.inputs, rows)
-        with torch.no_grad(), self._draws.over(rows) if self._draws.drawn else nullcontext():
+        with torch.no_grad(), nullcontext() if self._drawless else self._draws.over(rows):
             return self._network(values, inputs)
 
     def _make_jacobian(self, rows: Tensor | None, *, record: bool) -> Jacobian:
