@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from collections import defaultdict
 
 import pytest
 import torch
@@ -162,15 +163,26 @@ def test_a_passing_failure_while_rows_are_looked_at_is_not_held_against_the_mode
 
 
 class InterruptedCopies(TorchFunctionMode):
-    """Raises at the n-th copy_ into a tensor: in the middle of the writes at the end of a step."""
+    """Raises at the n-th copy_ into a parameter or buffer: in the middle of the writes at the end of a step."""
 
-    def __init__(self, tick):
+    def __init__(self, optimizer, tick):
         self.tick = tick
+        self.owned = {id(tensor) for tensor in (*optimizer.model.parameters(), *optimizer.model.buffers())}
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function is torch.Tensor.copy_:
+        if function is torch.Tensor.copy_ and id(args[0]) in self.owned:
             self.tick()
         return function(*args, **(kwargs or {}))
+
+
+class InterruptedDict(defaultdict):
+    """Raises right after its n-th write."""
+
+    tick = staticmethod(lambda: None)
+
+    def __setitem__(self, key, value):
+        super().__setitem__(key, value)
+        self.tick()
 
 
 @pytest.mark.parametrize("warm", [False, True])
@@ -183,18 +195,35 @@ def test_writes_interrupted_midway_are_taken_back(warm):
         return optimizer
 
     undisturbed, tick = make(), Countdown()
-    with InterruptedCopies(tick):
+    with InterruptedCopies(undisturbed, tick):
         undisturbed.step(*labelled())
     count = tick.ticks
     assert count == len(undisturbed.model.state_dict())  # each parameter and buffer is written once
     for n in range(1, count + 1):
         optimizer = make()
         before = snapshot(optimizer)
-        with pytest.raises(KeyboardInterrupt), InterruptedCopies(Countdown(KeyboardInterrupt(), n)):
+        with pytest.raises(KeyboardInterrupt), InterruptedCopies(optimizer, Countdown(KeyboardInterrupt(), n)):
             optimizer.step(*labelled())
         assert identical(snapshot(optimizer), before), f"after an interruption at write {n} of {count}"
         optimizer.step(*labelled())
         assert identical(snapshot(optimizer), snapshot(undisturbed))
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("n", range(1, 8))
+def test_state_written_midway_is_taken_back(n, warm):
+    """Six parameters have a δ each; then the scalars are written."""
+    optimizer = shf.SHF(normalised(), CE)
+    if warm:
+        optimizer.step(*labelled(seed=1))
+    before = snapshot(optimizer)
+    optimizer.state = InterruptedDict(dict, optimizer.state)
+    optimizer.param_groups[0] = InterruptedDict(None, optimizer.param_groups[0])
+    optimizer.state.tick = optimizer.param_groups[0].tick = Countdown(KeyboardInterrupt(), n)
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step(*labelled())
+    optimizer.param_groups[0] = dict(optimizer.param_groups[0])
+    assert identical(snapshot(optimizer), before)
 
 
 class Reshaped(nn.Module):

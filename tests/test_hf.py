@@ -202,7 +202,6 @@ def test_bad_batches_change_nothing(batches, says):
 # --- what it shares with SHF --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(reason="trials over batches draw new masks: an objective that has not been expanded does not replay")
 def test_masks_are_the_same_in_every_pass():
     """With damping this large δ is next to nothing, and every trial must see the objective that the gradient saw."""
     batches = cut(labelled(), 7, 5)

@@ -78,6 +78,7 @@ CASES = {
         tolerance=1e-6,
     ),
     "curvature_batch": Case((None, 5), (None, ROWS)),
+    "curvature_rows": Case(("block", "strided"), ("block", "strided"), where={"curvature_batch": 5}),
     "cg_decay": Case((0.5, 0.9), (0.5, 0.9), vanishes=ONE_STEP),
     "cg_decay_growth": Case((1.01, 1.5), (1.01, 1.5), vanishes=ONE_EPOCH),
     "cg_decay_max": Case((0.99, 0.6), (0.99, 0.6), where={"cg_decay_growth": 1.5}),  # 0.5 · 1.01² stays below 0.6
@@ -93,6 +94,10 @@ CASES = {
     "microbatch": Case((), (None, 5), tolerance=1e-9),
     "momentum_off_on_divergence": Case((False, True), (False, True), where=DIVERGING),
     "weight_decay": Case((0.0, 0.1), (0.0, 0.1), vanishes={"biases_only": True}),
+    # between processes only: where they matter is tested there
+    "message_dtype": Case((), (None, "bfloat16")),
+    "check_every": Case((), (100, 1)),
+    "rank_timeout": Case((), (None, 10.0)),
     "seed": Case((1, 2), (1, 2), vanishes={"dropout": 0.0}),
 }
 

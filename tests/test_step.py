@@ -72,6 +72,7 @@ def test_a_strictly_convex_quadratic_is_solved_in_one_step(seed):
 def test_the_undamped_model_of_a_quadratic_is_exact_at_every_damping(seed, damping, rule):
     _, after, info = Quadratic(seed).step(dataclasses.replace(START, damping=damping), backtracking=rule)
     assert info.reduction_ratio == pytest.approx(1.0, rel=1e-6)
+    assert info.damping == damping
     assert after.damping == pytest.approx(0.99 * damping)
 
 
