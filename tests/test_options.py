@@ -399,3 +399,22 @@ def test_microbatch_bounds_the_rows_at_once(microbatch):
 def test_microbatch_with_batch_statistics_is_an_error():
     with pytest.raises(ValueError, match="microbatch=5: the model has batch statistics in 1"):
         run(model=normalised, microbatch=5)
+
+
+class Centred(nn.Module):
+    """Rows influence each other, through no layer that torch knows for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, 3).double()
+
+    def forward(self, x):
+        z = self.layer(x)
+        return z - z.mean(0)
+
+
+def test_microbatch_where_rows_influence_each_other_is_an_error_also_after_a_single_row():
+    optimizer = shf.SHF(Centred(), CE, microbatch=5)
+    optimizer.step(*labelled(1))
+    with pytest.raises(ValueError, match="microbatch=5: the model has rows that influence each other"):
+        optimizer.step(*labelled())

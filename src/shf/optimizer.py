@@ -308,12 +308,13 @@ class SHF(Optimizer):
         """How the model treats rows; looked at again only when its mode or the shape of its inputs changes.
 
         A refusal is not remembered: what made the model fail on some rows may have been of that moment (out of memory).
+        Nor is what a single row shows: it does not say whether rows influence each other.
         """
         key = signature(network, batch)
         if self._layout is not None and key is not None and self._layout[0] == key:
             return self._layout[1]
         layout = find_layout(network, batch, mix(seed, 2))
-        self._layout = (key, layout) if layout.obstacle is None else None
+        self._layout = (key, layout) if layout.obstacle is None and batch.rows > 1 else None
         return layout
 
     def _iterate(self, problem: Problem, network: Network, buffers: Callable[[], Mapping[str, Tensor]]) -> StepInfo:
