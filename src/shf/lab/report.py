@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,7 +125,7 @@ def _section(name: str, records: Sequence[RunRecord]) -> Section:
         paper_note=str(experiment.get("paper_note", "")),
         data_note=str((records[0].run.get("data") or {}).get("note", "")),
         columns=tuple(metric_words(column) for column in columns),
-        rows=tuple(_row(run, columns) for run in runs),
+        rows=tuple(_rows(runs, columns)),
         damped=any(chart.references for chart in drawn),
         figures=tuple(Markup(draw(chart)) for chart in drawn),
         pictures=tuple(picture for run in runs if (picture := _picture(run))),
@@ -141,6 +141,38 @@ def _columns(runs: Sequence[Run]) -> list[str]:
     if name == "squared_error":
         return [metric, f"{part}_half_squared_error", f"{other}_squared_error"]
     return [metric, f"{other}_{name}"]
+
+
+def _rows(runs: Sequence[Run], columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """A row per run, and after runs that differ in seed or split alone their mean and standard deviation."""
+    for label in dict.fromkeys(run.label for run in runs):
+        group = [run for run in runs if run.label == label]
+        yield from (_row(run, columns) for run in group)
+        if len(group) > 1:
+            yield _mean_row(group, columns)
+
+
+def _mean_row(group: Sequence[Run], columns: Sequence[str]) -> dict[str, Any]:
+    last = [run.record.epochs[-1] if run.record.epochs else {} for run in group]
+    best = [np.nanmin(run.record.column(run.metric)) for run in group if _any(run.record.column(run.metric))]
+    return {
+        **_row(group[0], columns),
+        "label": f"{group[0].label}: mean of {len(group)}",
+        "values": [_mean([number(row.get(column)) for row in last]) for column in columns],
+        "best": _mean(best),
+        **dict.fromkeys(("epochs", "time", "passes", "tuned", "status"), ""),
+        "seed": "",
+        "split": "",
+        "mean": True,
+    }
+
+
+def _mean(values: Sequence[float]) -> str:
+    """Mean ± standard deviation (of the sample)."""
+    finite = np.array([value for value in values if np.isfinite(value)])
+    if finite.size < 2:
+        return "–"
+    return f"{finite.mean():.4g} ± {finite.std(ddof=1):.2g}"
 
 
 def _row(run: Run, columns: Sequence[str]) -> dict[str, Any]:
@@ -161,6 +193,7 @@ def _row(run: Run, columns: Sequence[str]) -> dict[str, Any]:
         "status": record.status,
         "trusted": not record.problems,
         "tuned": _tuning_words(config),
+        "mean": False,
     }
 
 
