@@ -3,16 +3,18 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from shf.cg import CGStop, LinearMap, conjugate_gradient, keep_all, keep_last, never
+from shf.candidates import Candidates
+from shf.cg import CGStop, LinearMap, conjugate_gradient, keep_all, never
 from shf.config import Config
 from shf.damping import adapt_damping, reduction_ratio
 from shf.flat import all_finite
-from shf.search import Backtracking, Rate, backtrack, line_search
+from shf.search import Backtracking, Rate, line_search
 
 
 @dataclass(frozen=True)
@@ -131,27 +133,29 @@ def shf_step(
 
     # Solve (B + λI) δ = -∇f by CG(δ⁰, ∇f, P, ζ), products on X^c
     B = problem.curvature()
-    trials = _Trials(f, Backtracking(config.backtracking), solver.keep)
+    candidates = Candidates(f, Backtracking(config.backtracking), solver.keep)
     cg = conjugate_gradient(
         lambda v: B(v).add_(v, alpha=lam),
         grad.neg(),
         start=start,
         iterations=config.cg_iterations,
         precondition=here.precondition,
-        keep=trials.keep,
-        visit=trials.visit,
+        keep=candidates.keep,
+        visit=candidates.visit,
         stop=solver.stop,
     )
 
     # CG backtracking: f_k, δ_k
-    best = trials.choose()
+    best = candidates.choose()
     if best is None:
         rho, rate, theta_next = -math.inf, Rate(0.0, f_old), theta
     else:
         # ρ ← (f_k - f_{k-1}) / (½ δ'Bδ + ∇f'δ): CG's value is the damped model's, ½λδ'δ above
         undamped = best.model - 0.5 * lam * torch.dot(best.delta, best.delta).item()
         rho = reduction_ratio(best.value, f_old, undamped)
-        rate = _line_search(f, best, f_old, torch.dot(grad, best.delta).item(), config.line_search_steps)
+        # α: f(θ + αδ) ≤ f_{k-1} + .01 α ∇f'δ
+        slope = torch.dot(grad, best.delta).item()
+        rate = line_search(partial(f, best.delta), f_old, best.value, slope, steps=config.line_search_steps)
         # θ ← θ + β α δ
         theta_next = torch.add(theta, best.delta, alpha=beta * rate.alpha) if rate.alpha else theta
 
@@ -174,52 +178,6 @@ def shf_step(
     # ρ < ¼ raises λ, ρ > ¾ lowers it
     after = replace(state, delta=_finite(cg.last), damping=adapt_damping(lam, rho, config.damping_factor))
     return theta_next if accepted else theta, after, info
-
-
-@dataclass(frozen=True)
-class _Iterate:
-    """A CG iterate δ: its number, the damped model's value there, and f(θ + δ) once it is known."""
-
-    number: int
-    delta: Tensor
-    model: float
-    value: float = math.nan
-
-
-class _Trials:
-    """CG's iterates as candidates for the update.
-
-    Where all of them are compared, f is evaluated as CG makes them and only the best is kept: one vector instead of ζ.
-    Among equals the later one is taken, as if they had been walked down from the last.
-    """
-
-    def __init__(self, f: Callable[[Tensor], float], rule: Backtracking, keep: Callable[[int], bool]) -> None:
-        self.keep = keep_last if rule is Backtracking.LAST else keep
-        self._f = f
-        self._rule = rule
-        self._kept: list[_Iterate] = []
-
-    def visit(self, number: int, x: Tensor, q: float) -> None:
-        if self._rule is not Backtracking.ALL:
-            self._kept.append(_Iterate(number, x.clone(), q))
-            return
-        value = self._f(x)
-        if math.isfinite(value) and not (self._kept and value > self._kept[0].value):
-            delta = self._kept[0].delta.copy_(x) if self._kept else x.clone()
-            self._kept = [_Iterate(number, delta, q, value)]
-
-    def choose(self) -> _Iterate | None:
-        """The iterate to take; None if f is finite at none."""
-        if self._rule is Backtracking.ALL:
-            return self._kept[0] if self._kept else None
-        choice = backtrack(lambda j: self._f(self._kept[j].delta), len(self._kept), self._rule)
-        return None if choice.index is None else replace(self._kept[choice.index], value=choice.value)
-
-
-def _line_search(
-    f: Callable[[Tensor, float], float], iterate: _Iterate, f_old: float, slope: float, steps: int
-) -> Rate:
-    return line_search(lambda alpha: f(iterate.delta, alpha), f_old, iterate.value, slope, steps=steps)
 
 
 def _finite(delta: Tensor) -> Tensor | None:

@@ -1,0 +1,48 @@
+"""What the documentation says is so: its examples run, its tables and its map follow the code."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import architectures_table
+
+ROOT = Path(__file__).parent.parent
+PAGES = ["README.md", "docs/using.md"]
+
+
+def blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_first_example_runs_as_written(page, capsys):
+    exec(compile(blocks(page)[0], page, "exec"), {"__name__": "example"})
+    assert "nan" not in capsys.readouterr().out
+
+
+def test_saving_and_resuming_as_described(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict = {"__name__": "example"}
+    exec(blocks("docs/using.md")[0], names)
+    damping = names["optimizer"].damping
+    exec(blocks("docs/using.md")[1], names)
+    assert names["optimizer"].damping == damping
+    assert (tmp_path / "checkpoint.pt").exists()
+
+
+def test_the_table_of_architectures_is_up_to_date():
+    assert architectures_table.PAGE.read_text(encoding="utf-8") == architectures_table.page()
+
+
+def test_the_map_names_what_exists():
+    text = (ROOT / "docs" / "map.md").read_text(encoding="utf-8")
+    table = [line for line in text.splitlines() if line.startswith("|")][2:]
+    assert len(table) > 15
+    for line in table:
+        _, _, _, functions, tests, _ = line.split("|")
+        for module, name in re.findall(r"`(\w+)\.(\w+)", functions):
+            source = (ROOT / "src" / "shf" / f"{module}.py").read_text(encoding="utf-8")
+            assert re.search(rf"(def|class) {name}\b", source), f"{module}.{name}"
+        for name, function in re.findall(r"`(test_\w+\.py)(?:::(\w+))?`", tests):
+            assert f"def {function}" in (ROOT / "tests" / name).read_text(encoding="utf-8"), name
