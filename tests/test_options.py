@@ -418,3 +418,11 @@ def test_microbatch_where_rows_influence_each_other_is_an_error_also_after_a_sin
     optimizer.step(*labelled(1))
     with pytest.raises(ValueError, match="microbatch=5: the model has rows that influence each other"):
         optimizer.step(*labelled())
+
+
+@pytest.mark.xfail(reason="the model is looked at on the first two rows: where they are equal, no influence shows")
+def test_microbatch_where_rows_influence_each_other_is_an_error_also_if_the_first_rows_are_equal():
+    inputs, targets = labelled()
+    inputs[1] = inputs[0]
+    with pytest.raises(ValueError, match="microbatch=5: the model has rows that influence each other"):
+        shf.SHF(Centred(), CE, microbatch=5).step(inputs, targets)
