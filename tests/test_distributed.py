@@ -518,18 +518,24 @@ def test_a_hanging_rank_is_named():
     assert seconds < 10
 
 
-def interrupted_between_messages(rank):
+def interrupted_outside_of_messages(rank, function):
     """Rank 1 is interrupted where no message is being prepared, and its process ends."""
     if rank == 1:
-        original = shf.step.backtrack
-        shf.step.backtrack = lambda *args: interrupt() if optimizer._scalars["iteration"] else original(*args)
+        original = getattr(shf.step, function)
+
+        def patched(*args, **kwargs):
+            return interrupt() if optimizer._scalars["iteration"] == 1 else original(*args, **kwargs)
+
+        setattr(shf.step, function, patched)
     optimizer = optimizer_of(network())
-    for _ in range(2):
+    for _ in range(3):
         optimizer.step(*share(batch(), [25, 15], rank))
 
 
-def test_a_rank_that_leaves_between_messages_is_named():
-    first, second = worlds.attempt(2, interrupted_between_messages)
+# before CG's first product; and after the last message of the step, so that the others notice at the next one
+@pytest.mark.parametrize("function", ["conjugate_gradient", "adapt_damping"])
+def test_a_rank_that_leaves_between_messages_is_named(function):
+    first, second = worlds.attempt(2, interrupted_outside_of_messages, function)
     assert second.error[0] == "KeyboardInterrupt"
     assert first.error[0] == "RankError"
     assert "rank 1 raised KeyboardInterrupt" in first.error[1]
