@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
 from shf.batching import Batch
 from shf.network import Network
@@ -25,14 +26,19 @@ from shf.tree import leaves, map_leaves
 
 @dataclass
 class Graph:
-    """The forward graph of some rows, and the graph of its backward pass once Jv has been asked for."""
+    """The forward graph of some rows, and the graph of its backward pass once Jv has been asked for.
+
+    Attributes:
+        cotangents: u, zero: where the second graph begins.
+        pullback: where it ends, J'u for each parameter; None for those without influence.
+    """
 
     rows: Tensor | None
     theta: list[Tensor]
     outputs: list[Tensor]
     calls: Calls
     cotangents: list[Tensor] = field(default_factory=list)
-    pullback: list[Tensor] = field(default_factory=list)
+    pullback: list[GradientEdge | None] = field(default_factory=list)
 
 
 class Jacobian:
@@ -159,14 +165,17 @@ class Jacobian:
     def _push(self, graph: Graph, vector: Tensor) -> list[Tensor]:
         if not graph.pullback:
             self._build_pullback(graph)
-        terms = [
-            (g, v) for g, v in zip(graph.pullback, self.network.shapes.split(vector), strict=True) if g.requires_grad
-        ]
+        pieces = self.network.shapes.split(vector)
+        terms = [(edge, v) for edge, v in zip(graph.pullback, pieces, strict=True) if edge is not None]
         if not terms:
             return [torch.zeros_like(z) for z in graph.outputs]
         with self.draws.resumed(graph.rows):
             found = torch.autograd.grad(
-                [g for g, _ in terms], graph.cotangents, [v for _, v in terms], retain_graph=True, allow_unused=True
+                [edge for edge, _ in terms],
+                graph.cotangents,
+                [v for _, v in terms],
+                retain_graph=True,
+                allow_unused=True,
             )
         return [torch.zeros_like(z) if t is None else t for t, z in zip(found, graph.outputs, strict=True)]
 
@@ -175,13 +184,22 @@ class Jacobian:
         pairs = [(z, u) for z, u in zip(graph.outputs, graph.cotangents, strict=True) if z.requires_grad]
         found: Sequence[Tensor | None] = (None,) * len(graph.theta)
         if pairs:
-            with self.draws.resumed(graph.rows):
+            with self.draws.resumed(graph.rows), saved_tensors_hooks(_without_zeros, lambda saved: saved):
                 found = torch.autograd.grad(
                     [z for z, _ in pairs], graph.theta, [u for _, u in pairs], create_graph=True, allow_unused=True
                 )
-        graph.pullback = [torch.zeros_like(p) if g is None else g for g, p in zip(found, graph.theta, strict=True)]
+        graph.pullback = [None if g is None or not g.requires_grad else get_gradient_edge(g) for g in found]
 
     def _part(self, cotangents: Sequence[Tensor], chunk: Tensor) -> list[Tensor]:
         if len(chunk) == self.rows:
             return list(cotangents)
         return [self.axis(i).take(u, chunk) for i, u in enumerate(cotangents)]
+
+
+def _without_zeros(tensor: Tensor) -> Tensor:
+    """What the second graph keeps of a tensor: where it is zero everywhere (all that comes from u is), its shape alone."""
+    if tensor.is_floating_point() and tensor.layout == torch.strided and tensor.numel():
+        least, most = torch.aminmax(tensor.detach())
+        if least.item() == most.item() == 0:
+            return tensor.new_zeros(()).expand(tensor.shape)
+    return tensor.detach()
