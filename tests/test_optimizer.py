@@ -117,7 +117,7 @@ def test_info_tells_what_happened(dtype):
 def test_info_is_frozen_and_made_of_python_numbers():
     info = shf.SHF(mlp(), CE).step(*labelled())
     kinds = {field.name: type(getattr(info, field.name)) for field in dataclasses.fields(info)}
-    whole = dict.fromkeys(("chosen_iterate", "cg_steps", "evaluations", "gradients", "products"), int)
+    whole = dict.fromkeys(("chosen_iterate", "cg_steps", "evaluations", "failed_trials", "gradients", "products"), int)
     real = ("loss_before", "loss_after", "gradient_norm", "reduction_ratio", "damping", "step_size")
     assert kinds == {**whole, **dict.fromkeys(real, float), "cg_stop": shf.CGStop, "accepted": bool}
     with pytest.raises(dataclasses.FrozenInstanceError):

@@ -19,7 +19,8 @@ from shf.recording import Calls
 from shf.rows import AmbiguousRowsError, RowAxis, infer_axis
 from shf.tree import leaves
 
-_THREE, _TWO = torch.tensor([0, 1, 0]), torch.tensor([0, 1])
+_TWO = torch.tensor([0, 1])
+"""The first two of the three rows that a model is run on."""
 
 
 @dataclass(frozen=True)
@@ -54,19 +55,22 @@ def signature(network: Network, batch: Batch) -> object | None:
 
 @torch.no_grad()
 def find_layout(network: Network, batch: Batch, seed: int) -> Layout:
-    """Runs the model on rows (0, 1, 0) and on rows (0, 1), with the same frozen draws, and compares.
+    """Runs the model on rows (i, j, i) and on rows (i, j), with the same frozen draws, and compares.
 
     Raises:
         RuntimeError: if the model gives different outputs for the same inputs, parameters and draws, or hides its
             parameters from autograd (reentrant checkpointing).
     """
     try:
-        three, two = batch.take(_THREE.clamp_max(batch.rows - 1)), batch.take(_TWO.clamp_max(batch.rows - 1))
+        one, other = _two_different_rows(batch)
+        three, two = batch.take(torch.tensor([one, other, one])), batch.take(torch.tensor([one, other]))
         first = _attempt(network, three, two, seed, minor=False)
+    except torch.OutOfMemoryError:
+        raise
     except AmbiguousRowsError as error:
-        return _refusal(network, batch, f"{error}")
+        return _refusal(f"{error}")
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        return _refusal(network, batch, f"it fails on two of its rows ({type(error).__name__}: {error})")
+        return _refusal(f"it fails on two of its rows ({type(error).__name__}: {error})")
     _refuse_other_randomness(network, three, seed)
     _refuse_reentrant_checkpointing(network, two, seed)
     if first.separable or not any(axis is not None and axis.fold > 1 for axis in first.draws):
@@ -74,9 +78,7 @@ def find_layout(network: Network, batch: Batch, seed: int) -> Layout:
     second = _attempt(network, three, two, seed, minor=True)
     if second.separable:
         return second
-    return _refusal(
-        network, batch, "a random draw of the model folds rows and other things into one axis, in unknown order"
-    )
+    return _refusal("a random draw of the model folds rows and other things into one axis, in unknown order")
 
 
 def batch_statistics(model: nn.Module) -> list[str]:
@@ -88,7 +90,19 @@ def batch_statistics(model: nn.Module) -> list[str]:
     ]
 
 
-def _refusal(network: Network, batch: Batch, obstacle: str) -> Layout:
+def _two_different_rows(batch: Batch) -> tuple[int, int]:
+    """Row 0 and the first row whose inputs differ from it: equal rows would hide that they influence each other."""
+    different = [
+        (z.flatten(1) != z[:1].flatten(1)).any(1)
+        for z in leaves(batch.inputs)
+        if z.layout == torch.strided and z.ndim and len(z) == batch.rows and z.numel()
+    ]
+    if not different:
+        return 0, min(1, batch.rows - 1)
+    return 0, int(torch.stack(different).any(0).int().argmax()) or min(1, batch.rows - 1)
+
+
+def _refusal(obstacle: str) -> Layout:
     return Layout([], [], {}, separable=False, obstacle=obstacle)
 
 
@@ -192,6 +206,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
     """Equal up to rounding (a batch of another size may be summed in another order)."""
     if a.shape != b.shape:
         return False
-    size = max(a.abs().max().item(), b.abs().max().item()) if a.numel() else 0.0
+    finite = torch.cat([a[a.isfinite()], b[b.isfinite()]])
+    size = finite.abs().max().item() if finite.numel() else 0.0
     tolerance = torch.finfo(a.dtype).eps ** 0.5
     return torch.allclose(a, b, rtol=tolerance, atol=tolerance * size, equal_nan=True)

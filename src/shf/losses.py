@@ -122,6 +122,8 @@ class LossExpansion:
                 raise ValueError(f"loss {loss.name} does not depend on the model's outputs: nothing to optimise")
             # A graph of L alone, kept for second derivatives where no closed form is at hand.
             gradient = torch.autograd.grad(total, self._leaves, create_graph=True, allow_unused=True)
+        if all(g is None for g in gradient):
+            raise ValueError(f"loss {loss.name} does not depend on the model's outputs: nothing to optimise")
         self.value = total.detach()
         self._graph = [torch.zeros_like(z) if g is None else g for g, z in zip(gradient, self._leaves, strict=True)]
         self.gradient = [g.detach() for g in self._graph]

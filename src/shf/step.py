@@ -50,6 +50,7 @@ class StepInfo:
         cg_stop: why CG ended.
         accepted: whether the parameters moved.
         evaluations: objective evaluations of this step besides the gradient's own.
+        failed_trials: those of them that were not finite; they raise λ.
         gradients: gradient passes.
         products: Gauss-Newton products.
     """
@@ -65,6 +66,7 @@ class StepInfo:
     cg_stop: CGStop
     accepted: bool
     evaluations: int
+    failed_trials: int
     gradients: int
     products: int
 
@@ -117,12 +119,11 @@ def shf_step(
         solver: CG's rules.
     """
     lam, gamma, beta = state.damping, state.cg_decay, state.update_scale
-    evaluations = 0
+    trials: list[float] = []
 
     def f(delta: Tensor, rate: float = 1.0) -> float:
-        nonlocal evaluations
-        evaluations += 1
-        return problem.value(torch.add(theta, delta, alpha=rate))
+        trials.append(problem.value(torch.add(theta, delta, alpha=rate)))
+        return trials[-1]
 
     # δ⁰ ← γ δ_{k-1}^ζ
     start = state.delta * gamma if state.delta is not None and gamma > 0 else None
@@ -171,12 +172,15 @@ def shf_step(
         cg_steps=cg.steps,
         cg_stop=cg.stop,
         accepted=accepted,
-        evaluations=evaluations,
+        evaluations=len(trials),
+        failed_trials=sum(not math.isfinite(value) for value in trials),
         gradients=1,
         products=cg.products,
     )
-    # ρ < ¼ raises λ, ρ > ¾ lowers it
-    after = replace(state, delta=_finite(cg.last), damping=adapt_damping(lam, rho, config.damping_factor))
+    # ρ < ¼ raises λ, ρ > ¾ lowers it; a trial that is not finite raises it, whatever ρ is
+    trusted = info.failed_trials == 0 and cg.stop is not CGStop.NON_FINITE
+    lam_next = adapt_damping(lam, rho if trusted else -math.inf, config.damping_factor)
+    after = replace(state, delta=_finite(cg.last), damping=lam_next)
     return theta_next if accepted else theta, after, info
 
 
