@@ -1,6 +1,6 @@
 """A module as a function of its parameters and buffers: nothing here writes to the module."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -52,6 +52,14 @@ class _Bound(nn.Module):
 _PREFIX = "model."
 
 
+def _all_names(named: Iterable[tuple[str, Tensor]]) -> dict[int, list[str]]:
+    """Every name that a tensor has inside `_Bound`, by the tensor's identity: several for tied ones."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in named:
+        names.setdefault(id(tensor), []).append(_PREFIX + name)
+    return names
+
+
 class Network:
     """F(x; θ): the outputs of a module at any values of some of its parameters.
 
@@ -65,9 +73,11 @@ class Network:
         self.model = model
         self.parameters = list(parameters)
         self.shapes = Shapes.of(self.parameters)
-        names = {id(p): name for name, p in model.named_parameters()}
-        self.names = [names[id(p)] for p in self.parameters]
-        self._keys = [_PREFIX + name for name in self.names]
+        names = _all_names(model.named_parameters(remove_duplicate=False))
+        self.names = [names[id(p)][0].removeprefix(_PREFIX) for p in self.parameters]
+        self._keys = [names[id(p)] for p in self.parameters]
+        shared = _all_names(model.named_buffers(remove_duplicate=False))
+        self._buffers = [(b, shared[id(b)]) for b in model.buffers()]
         self._bound = _Bound(model, forward)
 
     @property
@@ -85,13 +95,14 @@ class Network:
 
     def buffers(self) -> dict[str, Tensor]:
         """A copy of the module's buffers, for a pass that may change them."""
-        return {_PREFIX + name: b.detach().clone() for name, b in self.model.named_buffers()}
+        return {keys[0]: buffer.detach().clone() for buffer, keys in self._buffers}
 
     def __call__(self, values: Sequence[Tensor], inputs: Any, buffers: dict[str, Tensor] | None = None) -> Any:
         """The model's outputs with θ = `values`. Changes of buffers go into `buffers` (by default: are dropped)."""
         buffers = self.buffers() if buffers is None else buffers
-        replaced = {**dict(zip(self._keys, values, strict=True)), **buffers}
-        outputs = functional_call(self._bound, replaced, (inputs,))
+        replaced = {key: value for keys, value in zip(self._keys, values, strict=True) for key in keys}
+        replaced |= {key: buffers[keys[0]] for _, keys in self._buffers for key in keys}
+        outputs = functional_call(self._bound, replaced, (inputs,), tie_weights=False)  # all names are there: faster
         buffers.update({key: replaced[key] for key in buffers})
         return outputs
 
