@@ -86,8 +86,17 @@ OPTIONS = {
     "no preconditioner": {"preconditioner": None},
     "jacobi": {"preconditioner": "jacobi"},
     "microbatch": {"microbatch": 7},
-    "first worse, max norm, decaying updates": {"backtracking": "first-worse", "max_norm": 0.5, "update_decay": 0.95},
+    "first worse, max norm, decaying updates": {"backtracking": "first-worse", "max_norm": 0.3, "update_decay": 0.95},
     "sum": {"loss": nn.CrossEntropyLoss(reduction="sum"), "damping": 40.0, "weight_decay": 0.4},
+    "vectors split": {"split_vectors": True},
+    "vectors split, jacobi, sum": {
+        "split_vectors": True,
+        "preconditioner": "jacobi",
+        "loss": nn.CrossEntropyLoss(reduction="sum"),
+        "damping": 40.0,
+        "weight_decay": 4.0,
+    },
+    "vectors split, no preconditioner, max norm": {"split_vectors": True, "preconditioner": None, "max_norm": 0.3},
     "per case": {"loss": shf.losses.per_case(nn.CrossEntropyLoss())},
 }
 
@@ -110,7 +119,7 @@ def test_two_ranks_follow_with_any_option():
 
 @pytest.mark.parametrize("sizes", [[40, 0], [0, 40], [39, 1]], ids=str)
 def test_a_rank_may_hold_no_rows_or_one(sizes):
-    check_trajectories(sizes, ["block of curvature rows", "jacobi", "sum"], 5)
+    check_trajectories(sizes, ["block of curvature rows", "jacobi", "sum", "vectors split"], 5)
 
 
 @pytest.mark.slow
@@ -134,32 +143,53 @@ def test_the_trajectories_compared_move_and_differ():
     start = theta(network())
     assert all((end - start).abs().max() > 1e-2 for end in ends)
     apart = [bool((a - b).abs().max() > 1e-4) for i, a in enumerate(ends) for b in ends[:i]]
-    assert apart.count(False) == 6  # block, microbatch, per case and the scaled sum are the same method
+    assert apart.count(False) == 10  # block, microbatch, per case, split and the scaled sum are the same method
 
 
-def hf_run(rank, sizes):
-    """Batches of rank order: with ranks each has its own list of batches."""
+def hf_run(rank, sizes, **options):
+    """Batches in rank order: with ranks each has its own list of batches."""
     model = network()
-    optimizer = shf.HF(model, CE, weight_decay=1e-2, seed=SEED, cg_iterations=12)
+    optimizer = shf.HF(model, CE, weight_decay=1e-2, seed=SEED, cg_iterations=12, **options)
     batches = [batch(0), batch(1), batch(2)]
     own = batches if sizes is None else [batches[:1], batches[1:]][rank]
     infos = [optimizer.step(own, share(batch(3), sizes, rank)) for _ in range(8)]
     return theta(model), infos
 
 
-@pytest.mark.parametrize("sizes", [[25, 15], [0, 40]])
-def test_the_batch_method_follows_too(sizes):
-    found = worlds.run(2, hf_run, sizes)
+def hf_run_split(rank, sizes):
+    return hf_run(rank, sizes, split_vectors=True)
+
+
+@pytest.mark.parametrize("sizes", [[25, 15], [0, 40]], ids=str)
+@pytest.mark.parametrize("run", [hf_run, hf_run_split])
+def test_the_batch_method_follows_too(run, sizes):
+    found = worlds.run(2, run, sizes)
     assert_ranks_agree(found)
     assert_same_run(found[0], hf_run(None, None))
+
+
+def tiny(rank, sizes):
+    """Two parameters: fewer than ranks."""
+    torch.manual_seed(0)
+    model = nn.Linear(1, 1).double()
+    optimizer = shf.SHF(model, nn.MSELoss(), split_vectors=True, weight_decay=0.1, cg_iterations=2)
+    inputs = torch.linspace(-1, 1, ROWS, dtype=torch.float64).view(-1, 1)
+    infos = [optimizer.step(*share((inputs, inputs.exp()), sizes, rank)) for _ in range(5)]
+    return theta(model), infos
+
+
+def test_vectors_may_be_split_over_more_ranks_than_they_have_entries():
+    found = worlds.run(3, tiny, [10, 25, 5])
+    assert_ranks_agree(found)
+    assert_same_run(found[0], tiny(None, None))
 
 
 # --- state --------------------------------------------------------------------------------------------------------------
 
 
-def continued(rank, sizes, saved, iterations):
+def continued(rank, sizes, saved, iterations, options):
     model = network()
-    optimizer = optimizer_of(model, seed=rank)  # the loaded state brings its own
+    optimizer = optimizer_of(model, seed=rank, **options)  # the loaded state brings its own
     if saved is not None:
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
@@ -168,13 +198,37 @@ def continued(rank, sizes, saved, iterations):
     return theta(model), {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
 
 
-def test_a_run_continues_with_another_number_of_ranks():
-    _, saved = worlds.run(2, continued, [25, 15], None, 4)[1]
-    (onward, _), *_ = worlds.run(3, continued, [10, 10, 20], copy.deepcopy(saved), 4)
-    alone, _ = continued(None, None, copy.deepcopy(saved), 4)
-    straight, _ = continued(0, None, None, 8)
+@pytest.mark.parametrize("options", [{}, {"split_vectors": True}], ids=["whole", "split"])
+def test_a_run_continues_with_another_number_of_ranks(options):
+    _, saved = worlds.run(2, continued, [25, 15], None, 4, options)[1]
+    (onward, _), *_ = worlds.run(3, continued, [10, 10, 20], copy.deepcopy(saved), 4, options)
+    alone, _ = continued(None, None, copy.deepcopy(saved), 4, {})
+    straight, _ = continued(0, None, None, 8, {})
     assert (onward - alone).abs().max() <= TOLERANCE
     assert (straight - alone).abs().max() <= TOLERANCE
+
+
+def thawed(rank, sizes, options):
+    """A layer joins after two steps, a state is taken after four."""
+    model = network()
+    optimizer = optimizer_of(model, **options)
+    model[1].requires_grad_(False)
+    for k in range(6):
+        model[1].requires_grad_(k >= 2)
+        optimizer.step(*share(batch(), sizes, rank))
+        if k == 3:
+            taken = copy.deepcopy(optimizer.state_dict()["state"])
+    return theta(model), taken
+
+
+@pytest.mark.parametrize("options", [{}, {"split_vectors": True}], ids=["whole", "split"])
+def test_parameters_may_join_between_steps(options):
+    found = worlds.run(2, thawed, [25, 15], options)
+    expected = thawed(None, None, {})
+    for end, state in found:
+        assert (end - expected[0]).abs().max() <= TOLERANCE
+        assert state.keys() == expected[1].keys()
+        assert all((state[k]["delta"] - expected[1][k]["delta"]).abs().max() <= TOLERANCE for k in state)
 
 
 def with_own_seed(rank, sizes):
@@ -251,6 +305,17 @@ def test_one_message_per_product_and_per_evaluation(options, width):
         assert messages == 1 + 1 + vectors + info.evaluations  # the meeting and the objective come first
         numbers = 6 * 8 + 2 * 8 * (1 + info.evaluations)  # flag, two fingerprints, three counts; values with their flag
         assert size == vectors * (n + 1) * width + numbers
+
+
+def test_split_vectors_are_scattered_and_gathered():
+    n, width = theta(network()).numel(), 8
+    for messages, size, info in worlds.run(2, counted, {"dtype": torch.float64, "split_vectors": True}):
+        dots = 2 * info.cg_steps + 1 + 2 + 3 + 2  # CG's, its start's, the step's, and whether θ and δ are finite
+        scattered, gathered = 2 + info.products, info.products + info.evaluations + 1  # the last one is the new θ
+        assert messages == 1 + 1 + scattered + gathered + info.evaluations + dots
+        part = -(-n // 2)
+        numbers = 6 * 8 + 2 * 8 * (1 + info.evaluations + dots)
+        assert size == (scattered * 2 * (part + 1) + gathered * part) * width + numbers
 
 
 def test_bfloat16_messages_keep_ranks_together():
@@ -481,8 +546,9 @@ def fault(rank, action, at, options, sizes=(25, 15)):
 
 # pass 1 is the gradient's, 2 the curvature's, from 3 on objectives are evaluated
 @pytest.mark.parametrize("at", [1, 2, 3, 4])
-def test_an_error_on_one_rank_ends_the_step_on_all(at):
-    found = worlds.run(2, fault, raise_an_error, at, {})
+@pytest.mark.parametrize("options", [{}, {"split_vectors": True}], ids=["whole", "split"])
+def test_an_error_on_one_rank_ends_the_step_on_all(at, options):
+    found = worlds.run(2, fault, raise_an_error, at, options)
     assert [text for text, *_ in found] == [
         "RankError: rank 1 raised ArithmeticError: cosmic ray",
         "ArithmeticError: cosmic ray",

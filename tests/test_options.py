@@ -95,6 +95,7 @@ CASES = {
     "momentum_off_on_divergence": Case((False, True), (False, True), where=DIVERGING),
     "weight_decay": Case((0.0, 0.1), (0.0, 0.1), vanishes={"biases_only": True}),
     # between processes only: where they matter is tested there
+    "split_vectors": Case((), (False, True)),
     "message_dtype": Case((), (None, "bfloat16")),
     "check_every": Case((), (100, 1)),
     "rank_timeout": Case((), (None, 10.0)),

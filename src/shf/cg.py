@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+Dot = Callable[[Tensor, Tensor], float]
+"""The inner product of two flat vectors."""
 LinearMap = Callable[[Tensor], Tensor]
 """A map of flat vectors. It may hand out the same buffer at every call: CG reads a result before it asks for the next."""
 
@@ -51,6 +53,11 @@ class CGResult:
     steps: int
     products: int
     stop: CGStop
+
+
+def inner_product(a: Tensor, b: Tensor) -> float:
+    """a'b."""
+    return torch.dot(a, b).item()
 
 
 def identity(vector: Tensor) -> Tensor:
@@ -105,6 +112,7 @@ def conjugate_gradient(
     keep: Callable[[int], bool] = keep_all,
     visit: Visit | None = None,
     stop: Callable[[Sequence[float]], bool] = never,
+    dot: Dot = inner_product,
 ) -> CGResult:
     """Solves A x = b by preconditioned conjugate gradients.
 
@@ -123,6 +131,7 @@ def conjugate_gradient(
         keep: which iterates to keep, by 1-based number. The final one is always kept.
         visit: is handed the iterates to keep as they are made, instead of their being copied.
         stop: sees q at the start and after every iteration; true ends the run.
+        dot: the inner product of two vectors, where each is but a part of a longer one.
 
     Returns:
         The kept iterates with their q, and why the run ended. A non-finite number or p'Ap ≤ 0 ends it *before* x is
@@ -141,7 +150,7 @@ def conjugate_gradient(
     iterates: list[Tensor] = []
     numbers: list[int] = []
     values: list[float] = []
-    history = [_q(x, r, rhs)]
+    history = [0.0 if start is None else _q(x, r, rhs, dot)]
 
     def take(number: int, *, final: bool = False) -> None:
         numbers.append(number)
@@ -157,14 +166,14 @@ def conjugate_gradient(
         return CGResult(iterates, numbers, values, x, steps, products, reason)
 
     y = precondition(r)
-    ry = torch.dot(r, y).item()
+    ry = dot(r, y)
     p = y.clone()
     for number in range(1, iterations + 1):
         if ry == 0:
             return finish(number - 1, CGStop.ZERO_RESIDUAL)
         Ap = product(p)
         products += 1
-        pAp = torch.dot(p, Ap).item()
+        pAp = dot(p, Ap)
         if not math.isfinite(pAp) or not math.isfinite(ry):
             return finish(number - 1, CGStop.NON_FINITE)
         if pAp <= 0:
@@ -172,7 +181,7 @@ def conjugate_gradient(
         alpha = ry / pAp
         r.sub_(Ap, alpha=alpha)
         y = precondition(r)
-        ry_next = torch.dot(r, y).item()
+        ry_next = dot(r, y)
         value = history[-1] - 0.5 * alpha * ry
         if not all(map(math.isfinite, (alpha, ry_next, value))):
             return finish(number - 1, CGStop.NON_FINITE)
@@ -187,6 +196,6 @@ def conjugate_gradient(
     return finish(iterations, CGStop.ITERATIONS)
 
 
-def _q(x: Tensor, r: Tensor, b: Tensor) -> float:
+def _q(x: Tensor, r: Tensor, b: Tensor, dot: Dot) -> float:
     """½ x'Ax - b'x = ½ x'(r - b), since Ax = r + b."""
-    return 0.5 * (torch.dot(x, r).item() - torch.dot(x, b).item())
+    return 0.5 * (dot(x, r) - dot(x, b))

@@ -36,6 +36,8 @@ class Config:
         microbatch: the most rows that are in memory at once; None for no bound.
         momentum_off_on_divergence: set γ to 0 for good once an epoch's mean objective is above the previous one's twice
             running (§5.2).
+        split_vectors: with several processes, split CG's vectors, preconditioner and δ over them, so that the optimizer's
+            memory falls with their number; `state_dict` is then to be called on all of them.
         message_dtype: "bfloat16" to halve or quarter the messages between processes; None for the parameters' own dtype.
         check_every: steps between two comparisons, bit by bit, of the parameters on all processes.
         rank_timeout: seconds until a process that does not answer is given up, set on the process group; None leaves the
@@ -60,6 +62,7 @@ class Config:
     max_norm: float | str | None = None
     microbatch: int | None = None
     momentum_off_on_divergence: bool = False
+    split_vectors: bool = False
     message_dtype: str | None = None
     check_every: int = 100
     rank_timeout: float | None = None
@@ -83,6 +86,7 @@ class Config:
             check.number("max_norm", above=0.0, or_else="'fan-in', or None")
         check.integer("microbatch", least=1, optional=True)
         check.flag("momentum_off_on_divergence")
+        check.flag("split_vectors")
         check.choice("message_dtype", [None, "bfloat16"])
         check.integer("check_every", least=1)
         if self.rank_timeout is not None:

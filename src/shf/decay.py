@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -24,6 +25,14 @@ class Decay:
     @classmethod
     def none(cls, shapes: Shapes) -> "Decay":
         return cls(shapes, (0.0,) * len(shapes.shapes))
+
+    def within(self, first: int, last: int) -> "Decay":
+        """W of entries first … last - 1 of a flat vector, as if their pieces were parameters of their own."""
+        ends = list(accumulate(self.shapes.sizes))
+        starts = [end - size for end, size in zip(ends, self.shapes.sizes, strict=True)]
+        overlaps = [min(end, last) - max(start, first) for start, end in zip(starts, ends, strict=True)]
+        pieces = [(n, w) for n, w in zip(overlaps, self.weights, strict=True) if n > 0]
+        return Decay(Shapes(tuple(torch.Size([n]) for n, _ in pieces)), tuple(w for _, w in pieces))
 
     def penalty(self, values: Sequence[Tensor]) -> float:
         """½ θ'Wθ for θ in pieces."""

@@ -20,8 +20,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shf.agreement import checksums, differences, to_text
+from shf.cg import inner_product
 from shf.randomness import mix
-from shf.ranks import ALONE, Meeting, P, RankError, Ranks, Share
+from shf.ranks import ALONE, Meeting, P, RankError, Ranks, Share, Whole
 from shf.witness import GRACE_SECONDS, Witness
 
 T = TypeVar("T")
@@ -40,11 +41,13 @@ class Communication:
         dtype: of the vectors in messages; None for their own.
         check_every: steps between two comparisons of the parameters' bits.
         timeout: seconds until a rank that does not answer is given up; None for the group's own.
+        split: whether vectors of θ's size are split over the ranks.
     """
 
     dtype: torch.dtype | None = None
     check_every: int = 100
     timeout: float | None = None
+    split: bool = False
 
 
 @dataclass
@@ -102,11 +105,12 @@ class Connection:
         if group is None:
             return ALONE
         if self._ranks is None or self._ranks.group is not group:
-            self._ranks = Distributed(group, self._communication)
+            kind = Split if self._communication.split else Distributed
+            self._ranks = kind(group, self._communication)
         return self._ranks
 
 
-class Distributed:
+class Distributed(Whole):
     """The ranks of a process group.
 
     Attributes:
@@ -267,6 +271,61 @@ class Distributed:
             raise RankError(message, finding.ranks) from error
 
 
+class Split(Distributed):
+    """Ranks that split vectors of N entries among themselves: rank r holds entries rn … (r + 1)n - 1 with n = ⌈N/R⌉, the
+    last ones fewer or none.
+
+    A sum is a reduce-scatter and a whole vector an all-gather: together they cost what an all-reduce does.
+    """
+
+    split = True
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()}, vectors split"
+
+    def part(self, size: int) -> range:
+        n = self._length(size)
+        return range(size)[self.rank * n : (self.rank + 1) * n]
+
+    def own(self, vector: Tensor) -> Tensor:
+        part = self.part(len(vector))
+        return vector[part.start : part.stop].clone()
+
+    def whole(self, part: Tensor, size: int) -> Tensor:
+        n = self._length(size)
+        padded = part if len(part) == n else torch.cat([part, part.new_zeros(n - len(part))])
+        found = part.new_empty(n * self.size)
+        self._send(padded, lambda: _all_gather(found, padded, group=self.group, async_op=True))
+        return found[:size]
+
+    def dot(self, a: Tensor, b: Tensor) -> float:
+        return self.add(lambda: [inner_product(a, b)], 1)[0]
+
+    def sum(self, vector: Callable[[], Tensor], like: Tensor) -> Tensor:
+        own, error = _attempt(vector)
+        size, n = like.numel(), self._length(like.numel())
+        # every rank's part is followed by the place for a failure
+        packed = torch.zeros(self.size, n + 1, dtype=self._communication.dtype or like.dtype, device=like.device)
+        if own is not None:
+            full = size // n
+            packed[:full, :n] = own[: full * n].view(full, n)
+            if full < self.size:
+                packed[full, : size - full * n] = own[full * n :]
+        packed[:, n] = error is not None
+        mine = torch.empty_like(packed[0])
+        self._send(packed, lambda: _reduce_scatter(mine, packed.view(-1), group=self.group, async_op=True))
+        self._end_together(mine[n].item() != 0, error)
+        return mine[: len(self.part(size))].to(like.dtype)
+
+    def _length(self, size: int) -> int:
+        return -(-size // self.size)
+
+
+# torch 2.13 has new names for these two, and warns at the old ones
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
 def refuse_unsupported(model: nn.Module, ranks: Ranks) -> None:
     """Refuses modules whose parameters or statistics are spread over processes by others."""
     loaded = sys.modules.get("torch.distributed.tensor")  # no DTensor exists where this was never imported
@@ -275,7 +334,7 @@ def refuse_unsupported(model: nn.Module, ranks: Ranks) -> None:
             raise TypeError(
                 f"parameter {name} is a DTensor (fully_shard, tensor parallelism): curvature products differentiate twice "
                 "by whole parameters, which DTensor does not support; keep the model whole on every rank, and use "
-                "sharded=True to split the optimizer's own vectors"
+                "split_vectors=True for the optimizer's own"
             )
     for name, m in model.named_modules():
         if isinstance(m, nn.SyncBatchNorm) and m.training and (ranks.several or _on_cpu(m)):

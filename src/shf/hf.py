@@ -13,13 +13,13 @@ from shf.distributed import refuse_unsupported
 from shf.layout import NO_ROWS, Layout
 from shf.losses import Reduction
 from shf.network import Network
-from shf.objective import Objective, Terms, no_terms, sum_terms
+from shf.objective import Objective
 from shf.optimizer import SHF
 from shf.participation import Participation
-from shf.preconditioner import solve_diagonal
 from shf.randomness import mix
 from shf.ranks import Ranks, Share
 from shf.step import Expansion, Solver, StepInfo
+from shf.terms import Terms, expand_terms, no_terms, sum_terms
 
 
 class HF(SHF):
@@ -49,7 +49,7 @@ class HF(SHF):
             own, meeting = ranks.meet(lambda: self._prepare_data(batches, curvature, ranks))
             (batch, layout), seed = own.data, self._adopt(meeting.seed)
             problem = _BatchProblem(self, own.network, batches, batch, layout, meeting.shares, seed, ranks)
-            return self._iterate(problem, own.network, lambda: problem.buffers)
+            return self._iterate(problem, own.network, lambda: problem.buffers, ranks)
 
     def _prepare_data(self, batches: Iterable[Any], curvature: tuple[Any, Any], ranks: Ranks) -> Participation:
         if iter(batches) is batches:
@@ -102,10 +102,8 @@ class _BatchProblem:
     def expand(self, damping: float) -> Expansion:
         total = sum_terms(self._ranks, self._own_terms)
         self.buffers = total.buffers
-        decay, theta = self._decay, [p.detach() for p in self._network.parameters]
         exponent = self._optimizer.config.preconditioner_exponent
-        precondition = solve_diagonal(total.diagonal, damping, decay, exponent)
-        return Expansion(total.value + decay.penalty(theta), decay.add_product_(total.gradient, theta), precondition)
+        return expand_terms(total, self._network, self._decay, self._ranks, damping=damping, exponent=exponent)
 
     def curvature(self) -> LinearMap:
         part = Objective(
@@ -123,8 +121,10 @@ class _BatchProblem:
         return part.curvature()
 
     def value(self, theta: Tensor) -> float:
+        shapes = self._network.shapes
+        theta = self._ranks.whole(theta, sum(shapes.sizes))
         (total,) = self._ranks.add(lambda: [sum(self._weight(part) * part.value(theta) for part in self._parts())], 1)
-        return total + self._decay.penalty(self._network.shapes.split(theta))
+        return total + self._decay.penalty(shapes.split(theta))
 
     def _own_terms(self) -> Terms:
         """The sum over this process's batches, weighted by their part of all rows."""

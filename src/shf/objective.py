@@ -6,7 +6,7 @@ over rows is a plain sum. The decay is added once, after the processes' parts.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -23,11 +23,12 @@ from shf.jacobian import Jacobian
 from shf.layout import Layout, batch_statistics
 from shf.losses import Loss, LossExpansion, Reduction
 from shf.network import Network
-from shf.preconditioner import Preconditioner, gradient_and_diagonal, random_signs, solve_diagonal
+from shf.preconditioner import Preconditioner, gradient_and_diagonal, random_signs
 from shf.randomness import Draws, mix
 from shf.ranks import ALONE, Ranks, Share
 from shf.rows import RowAxis, join_outputs
 from shf.step import Expansion
+from shf.terms import Terms, expand_terms, no_terms, own_decay, sum_terms
 from shf.tree import leaves
 
 
@@ -41,39 +42,6 @@ class Settings:
 
 
 PAPER = Settings()
-
-
-@dataclass(frozen=True)
-class Terms:
-    """L, ∇L, the diagonal of P before damping (if there is one), and the buffers that the pass left."""
-
-    value: float
-    gradient: Tensor
-    diagonal: Tensor | None
-    buffers: dict[str, Tensor]
-
-
-def sum_terms(ranks: Ranks, compute: Callable[[], Terms]) -> Terms:
-    """The sum of all processes' terms, each already weighted; buffers are those of the first process with rows."""
-    found: list[Terms] = []
-
-    def value() -> list[float]:
-        found.append(compute())
-        return [found[0].value]
-
-    (total,) = ranks.add(value, 1)
-    own = found[0]
-    gradient = ranks.sum(lambda: own.gradient, own.gradient)
-    squares = own.diagonal
-    diagonal = None if squares is None else ranks.sum(lambda: squares, squares)
-    return Terms(total, gradient, diagonal, ranks.common(own.buffers))
-
-
-def no_terms(network: Network, preconditioner: Preconditioner) -> Terms:
-    """The terms of a process without rows."""
-    zeros = torch.zeros_like(network.theta())
-    diagonal = None if preconditioner is Preconditioner.NONE else zeros.clone()
-    return Terms(0.0, zeros, diagonal, network.buffers())
 
 
 class Objective:
@@ -133,23 +101,22 @@ class Objective:
         self._jacobian: Jacobian | None = None
         self._expansion: LossExpansion | None = None
         if not ranks.several:  # else where the other processes can be told: in the first pass
-            self._refuse_what_rows_forbid()
+            self._refuse_chunks_where_rows_mix()
 
     def expand(self, damping: float) -> Expansion:
-        value, gradient, diagonal = self.data_terms()
-        decay, theta = self._decay, [p.detach() for p in self._network.parameters]
-        precondition = solve_diagonal(diagonal, damping, decay, self._settings.exponent)
-        return Expansion(value + decay.penalty(theta), decay.add_product_(gradient, theta), precondition)
+        terms = self._sum_terms()
+        exponent = self._settings.exponent
+        return expand_terms(terms, self._network, self._decay, self._ranks, damping=damping, exponent=exponent)
 
     def data_terms(self) -> tuple[float, Tensor, Tensor | None]:
         """L, ∇L and the diagonal of P before damping: everything but the decay."""
-        total = sum_terms(self._ranks, self._own_terms)
-        self.buffers = total.buffers
+        total = self._sum_terms()
         return total.value, total.gradient, total.diagonal
 
     def curvature(self) -> LinearMap:
         """v ↦ Bv; the result is the caller's to change, and may be overwritten by the next call."""
-        rows, split = self._share.within(self._rows), self._network.shapes.split
+        rows, size = self._share.within(self._rows), sum(self._network.shapes.sizes)
+        decay = own_decay(self._decay, self._ranks)
         everywhere = self._share.total if self._rows is None else len(self._rows)
         here = self._batch.rows if rows is None else len(rows)
         scale = (self.represents if self._loss.reduction is Reduction.SUM else here) / everywhere
@@ -163,16 +130,23 @@ class Objective:
             return made[0](vector)
 
         def product(vector: Tensor) -> Tensor:
-            Bv = self._ranks.sum(lambda: own_part(vector), vector)
-            return self._decay.add_product_(Bv, split(vector))
+            whole = self._ranks.whole(vector, size)
+            Bv = self._ranks.sum(lambda: own_part(whole), whole)
+            return decay.add_product_(Bv, decay.shapes.split(vector))
 
         return product
 
     def value(self, theta: Tensor) -> float:
         """f(θ); a non-finite number is returned as it is: a failed trial, not an error."""
-        values = self._network.shapes.split(theta)
+        shapes = self._network.shapes
+        values = shapes.split(self._ranks.whole(theta, sum(shapes.sizes)))
         (total,) = self._ranks.add(lambda: [self._own_value(values)], 1)
         return total + self._decay.penalty(values)
+
+    def _sum_terms(self) -> Terms:
+        total = sum_terms(self._ranks, self._own_terms)
+        self.buffers = total.buffers
+        return total
 
     # --- this process's part -----------------------------------------------------------------------------------------
 
@@ -208,6 +182,11 @@ class Objective:
         J, L = self._jacobian, self._expansion
         self._jacobian = self._expansion = None  # what the products do not need of them goes with them
         if J is None or L is None:
+            if self._layout.obstacle is not None:  # the gradient pass has run on all rows: it is not the inputs' fault
+                raise ValueError(
+                    f"curvature_batch: the model cannot be run on {0 if rows is None else len(rows)} of its "
+                    f"{self._batch.rows} rows: {self._layout.obstacle}; use curvature_batch=None"
+                )
             J = self._make_jacobian(rows, record=False)
             L = self._loss.expand(J.outputs, self._batch.take_targets(rows))
         return GaussNewton(J, L.hessian(), scale=scale)
@@ -235,24 +214,19 @@ class Objective:
             return self._network(values, inputs)
 
     def _make_jacobian(self, rows: Tensor | None, *, record: bool) -> Jacobian:
-        self._refuse_what_rows_forbid()
+        self._refuse_chunks_where_rows_mix()
         axes, microbatch = self._layout.outputs, self._microbatch
         return Jacobian(
             self._network, self._batch, self._draws, rows=rows, microbatch=microbatch, axes=axes, record=record
         )
 
-    def _refuse_what_rows_forbid(self) -> None:
+    def _refuse_chunks_where_rows_mix(self) -> None:
         if self._microbatch is not None and not self._layout.separable:
             names = batch_statistics(self._network.model)
             found = f"batch statistics in {', '.join(names)}" if names else "rows that influence each other"
             raise ValueError(
                 f"microbatch={self._microbatch}: the model has {self._layout.obstacle or found}, so its outputs on a chunk "
                 "are not those on the whole batch; use microbatch=None, a smaller batch, or model.eval() for such layers"
-            )
-        if self._rows is not None and self._layout.obstacle is not None:
-            raise ValueError(
-                f"curvature_batch={len(self._rows)} of {self._batch.rows} rows: the model cannot be run on some of its "
-                f"rows: {self._layout.obstacle}; use curvature_batch=None"
             )
 
     def _suspects(self) -> str:

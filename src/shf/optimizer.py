@@ -1,5 +1,6 @@
 """SHF as a torch.optim.Optimizer: parameter groups, state, epochs. The only writer of parameters."""
 
+import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from shf.batching import Batch, Count, Select, count_rows, curvature_rows, selec
 from shf.config import Config
 from shf.decay import Decay
 from shf.distributed import Communication, Connection, refuse_unsupported
+from shf.lastsolution import LastSolution, whole_deltas
 from shf.layout import NO_ROWS, Layout, find_layout, signature
 from shf.losses import Loss
 from shf.maxnorm import clip_norms_
@@ -97,6 +99,7 @@ class SHF(Optimizer):
         self._forward, self._select, self._count = forward, select, count
         self._layout: tuple[object, Layout] | None = None
         self._connection = Connection(process_group, _communication(self.config))
+        self._last_solution = LastSolution()
         self._warned_of_autocast = False
         super().__init__(_groups(self.model, params, weight_decay), {"weight_decay": weight_decay})
         seed = int(torch.randint(2**62, ()).item()) if seed is None else seed
@@ -175,7 +178,7 @@ class SHF(Optimizer):
                 ranks=ranks,
                 share=share,
             )
-            return self._iterate(objective, own.network, lambda: objective.buffers or {})
+            return self._iterate(objective, own.network, lambda: objective.buffers or {}, ranks)
 
     def next_epoch(self) -> None:
         """Begins the next epoch: γ ← min(1.01 γ, 0.99), β ← cβ, and the next curvature rows."""
@@ -223,6 +226,11 @@ class SHF(Optimizer):
             _check_decay(f"{type(self).__name__}: parameter group", param_group["weight_decay"])
         super().add_param_group({**param_group, "params": params})
 
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that continues the run: δ, λ, γ, β, epoch, seed. With `split_vectors`, call it on all processes."""
+        self._last_solution.gather(self.state, self._connection.ranks())
+        return super().state_dict()
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continues where `state_dict` was taken: δ, λ, γ, β, epoch, seed and the groups' weight decay come from it."""
         if "shf" not in state_dict["param_groups"][0]:
@@ -230,6 +238,7 @@ class SHF(Optimizer):
                 f"the state was not saved by {type(self).__name__}: its first parameter group has no 'shf'"
             )
         super().load_state_dict(state_dict)
+        self._last_solution.forget()
 
     def __getstate__(self) -> dict[str, Any]:
         """All of it (torch's own drops what it does not know): a deep copy has the model's copy, and works."""
@@ -266,17 +275,16 @@ class SHF(Optimizer):
             "loss": f"{self.loss.name}, {self.loss.reduction.value}",
             "state": {name: value for name, value in scalars.items() if name != "seed"},
             "weight_decay": decay,
+            "has a last CG solution": self._last_solution.there(self.state),
         }
-        return Participation(network, counts, scalars["seed"], settings, self._deltas(network), data)
+        deltas = whole_deltas(network, self.state)
+        return Participation(network, counts, scalars["seed"], settings, deltas, data)
 
     def _adopt(self, seed: int) -> int:
         """Takes over the processes' common seed; returns this iteration's."""
         if seed != self._scalars["seed"]:
             self.param_groups[0]["shf"] = {**self._scalars, "seed": seed}
         return mix(seed, self._scalars["iteration"])
-
-    def _deltas(self, network: Network) -> list[Tensor | None]:
-        return [self.state.get(p, {}).get("delta") for p in network.parameters]
 
     @property
     def _settings(self) -> Settings:
@@ -317,17 +325,20 @@ class SHF(Optimizer):
         self._layout = (key, layout) if layout.obstacle is None and batch.rows > 1 else None
         return layout
 
-    def _iterate(self, problem: Problem, network: Network, buffers: Callable[[], Mapping[str, Tensor]]) -> StepInfo:
-        scalars = self._scalars
-        deltas = self._deltas(network)
+    def _iterate(
+        self, problem: Problem, network: Network, buffers: Callable[[], Mapping[str, Tensor]], ranks: Ranks
+    ) -> StepInfo:
+        """A step on this process's part of the vectors, and the writes that follow it."""
+        scalars, last, size = self._scalars, self._last_solution, sum(network.shapes.sizes)
         state = State(
-            delta=None if all(d is None for d in deltas) else network.shapes.flatten(deltas, network.parameters[0]),
+            delta=last.read(network, self.state, ranks),
             damping=self.damping,
             cg_decay=self.cg_decay,
             update_scale=self.update_scale,
         )
-        theta = network.theta()
-        theta_next, after, info = shf_step(problem, theta, state, self.config, self._solver)
+        theta = ranks.own(network.theta())
+        theta_next, after, info = shf_step(problem, theta, state, self.config, self._solver, ranks.dot)
+        theta_next = ranks.whole(theta_next, size)
         if info.accepted and self.config.max_norm is not None:
             theta_next = clip_norms_(theta_next.clone(), network.shapes, self.config.max_norm)
         scalars = {
@@ -337,22 +348,17 @@ class SHF(Optimizer):
             "epoch_loss": scalars["epoch_loss"] + info.loss_before,
             "epoch_steps": scalars["epoch_steps"] + 1,
         }
-        with self._all_or_nothing(network, theta):
+        with self._all_or_nothing(network, network.theta() if ranks.split else theta):
             _assign_(network, theta_next)
             network.assign_buffers_(buffers())
-            for p, d in zip(network.parameters, self._split(network, after.delta), strict=True):
-                self.state[p] = {} if d is None else {"delta": d}
+            last.write(after.delta, network, self.state, ranks)
             self.param_groups[0]["shf"] = scalars
         return info
-
-    @staticmethod
-    def _split(network: Network, delta: Tensor | None) -> list[Tensor] | list[None]:
-        return [None] * len(network.parameters) if delta is None else network.shapes.split(delta)
 
     @contextmanager
     def _all_or_nothing(self, network: Network, theta: Tensor) -> Iterator[None]:
         """The writes of a step; if anything interrupts them, what was written is taken back."""
-        buffers, scalars = network.buffers(), self._scalars
+        buffers, scalars, last = network.buffers(), self._scalars, copy.copy(self._last_solution)
         states: dict[Tensor, Any] = dict(self.state)
         try:
             yield
@@ -361,6 +367,7 @@ class SHF(Optimizer):
             network.assign_buffers_(buffers)
             self.state.clear()
             self.state.update(states)
+            self._last_solution = last
             self.param_groups[0]["shf"] = scalars
             raise
 
@@ -386,7 +393,7 @@ def _assign_(network: Network, theta: Tensor) -> None:
 
 def _communication(config: Config) -> Communication:
     dtype = torch.bfloat16 if config.message_dtype == "bfloat16" else None
-    return Communication(dtype, config.check_every, config.rank_timeout)
+    return Communication(dtype, config.check_every, config.rank_timeout, config.split_vectors)
 
 
 def _make_config(kind: type[Config], owner: str, options: dict[str, Any]) -> Config:

@@ -19,7 +19,7 @@ class Participation:
         counts: rows, and what else is laid end to end over the processes.
         seed: of the random draws.
         settings: options, counters, weight decay: what the optimizer itself is made of.
-        deltas: δ of the last step for each parameter, or None.
+        deltas: δ of the last step for each parameter where this process has the whole of it, or None.
         data: what the step is about; the other processes have their own.
     """
 
@@ -41,7 +41,6 @@ class Participation:
             "parameter": parameters,
             "buffer": {name: f"{b.dtype} {list(b.shape)}" for name, b in model.named_buffers()},
             "mode": _mode(model),
-            "has a last CG solution": any(d is not None for d in self.deltas),
         }
 
     def tensors(self) -> Mapping[str, Tensor]:

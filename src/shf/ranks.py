@@ -13,6 +13,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from shf.cg import inner_product
+
 
 class RankError(RuntimeError):
     """A step ended because of another process: it raised, was killed, does not answer, or disagrees.
@@ -97,13 +99,49 @@ class Ranks(Protocol):
         """Sums of `count` numbers, in float64, in one message."""
 
     def sum(self, vector: Callable[[], Tensor], like: Tensor) -> Tensor:
-        """The sum of flat vectors like `like`, in one message. The result is the caller's to change."""
+        """The sum of flat vectors like `like`, in one message: this process's part of it, and the caller's to change."""
 
     def common(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of the first process that holds rows, in one message."""
 
+    # Vectors of θ's size may be split over the processes: each computes with its own part, and inner products are summed.
 
-class Alone:
+    @property
+    def split(self) -> bool:
+        """Whether they are."""
+
+    def part(self, size: int) -> range:
+        """Which entries of a vector this process holds."""
+
+    def own(self, vector: Tensor) -> Tensor:
+        """This process's part of a whole vector."""
+
+    def whole(self, part: Tensor, size: int) -> Tensor:
+        """The whole vector of `size` entries, from everyone's part of it."""
+
+    def dot(self, a: Tensor, b: Tensor) -> float:
+        """The inner product of two vectors, from everyone's part of them."""
+
+
+class Whole:
+    """Vectors are not split."""
+
+    split = False
+
+    def part(self, size: int) -> range:
+        return range(size)
+
+    def own(self, vector: Tensor) -> Tensor:
+        return vector
+
+    def whole(self, part: Tensor, size: int) -> Tensor:
+        return part
+
+    def dot(self, a: Tensor, b: Tensor) -> float:
+        return inner_product(a, b)
+
+
+class Alone(Whole):
     """One process: every sum is its own part."""
 
     several = False

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shf.candidates import Candidates
-from shf.cg import CGStop, LinearMap, conjugate_gradient, keep_all, never
+from shf.cg import CGStop, Dot, LinearMap, conjugate_gradient, inner_product, keep_all, never
 from shf.config import Config
 from shf.damping import adapt_damping, reduction_ratio
 from shf.flat import all_finite
@@ -107,7 +107,12 @@ SHORT_RUNS = Solver()
 
 @torch.no_grad()
 def shf_step(
-    problem: Problem, theta: Tensor, state: State, config: Config, solver: Solver = SHORT_RUNS
+    problem: Problem,
+    theta: Tensor,
+    state: State,
+    config: Config,
+    solver: Solver = SHORT_RUNS,
+    dot: Dot = inner_product,
 ) -> tuple[Tensor, State, StepInfo]:
     """One iteration: θ, δ_{k-1} and λ in; θ, δ_k and λ out.
 
@@ -117,6 +122,7 @@ def shf_step(
         state: what the previous iteration left; the epoch's γ and β.
         config: ζ, ξ, ω and the rest.
         solver: CG's rules.
+        dot: the inner product of vectors such as θ, where each is but a part of a longer one.
     """
     lam, gamma, beta = state.damping, state.cg_decay, state.update_scale
     trials: list[float] = []
@@ -144,6 +150,7 @@ def shf_step(
         keep=candidates.keep,
         visit=candidates.visit,
         stop=solver.stop,
+        dot=dot,
     )
 
     # CG backtracking: f_k, δ_k
@@ -152,19 +159,19 @@ def shf_step(
         rho, rate, theta_next = -math.inf, Rate(0.0, f_old), theta
     else:
         # ρ ← (f_k - f_{k-1}) / (½ δ'Bδ + ∇f'δ): CG's value is the damped model's, ½λδ'δ above
-        undamped = best.model - 0.5 * lam * torch.dot(best.delta, best.delta).item()
+        undamped = best.model - 0.5 * lam * dot(best.delta, best.delta)
         rho = reduction_ratio(best.value, f_old, undamped)
         # α: f(θ + αδ) ≤ f_{k-1} + .01 α ∇f'δ
-        slope = torch.dot(grad, best.delta).item()
+        slope = dot(grad, best.delta)
         rate = line_search(partial(f, best.delta), f_old, best.value, slope, steps=config.line_search_steps)
         # θ ← θ + β α δ
         theta_next = torch.add(theta, best.delta, alpha=beta * rate.alpha) if rate.alpha else theta
 
-    accepted = rate.alpha > 0 and all_finite(theta_next)
+    accepted = rate.alpha > 0 and all_finite(theta_next, dot)
     info = StepInfo(
         loss_before=f_old,
         loss_after=rate.value if accepted else f_old,
-        gradient_norm=torch.linalg.vector_norm(grad).item(),
+        gradient_norm=math.sqrt(dot(grad, grad)),
         reduction_ratio=rho,
         damping=lam,
         step_size=rate.alpha if accepted else 0.0,
@@ -180,10 +187,5 @@ def shf_step(
     # ρ < ¼ raises λ, ρ > ¾ lowers it; a trial that is not finite raises it, whatever ρ is
     trusted = info.failed_trials == 0 and cg.stop is not CGStop.NON_FINITE
     lam_next = adapt_damping(lam, rho if trusted else -math.inf, config.damping_factor)
-    after = replace(state, delta=_finite(cg.last), damping=lam_next)
+    after = replace(state, delta=cg.last if all_finite(cg.last, dot) else None, damping=lam_next)
     return theta_next if accepted else theta, after, info
-
-
-def _finite(delta: Tensor) -> Tensor | None:
-    """δ for the next warm start; none if it is not usable."""
-    return delta if all_finite(delta) else None

@@ -1,0 +1,65 @@
+"""δ^ζ of the previous step, from which CG starts: where it is kept between steps."""
+
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from shf.network import Network
+from shf.ranks import Ranks
+
+OptimizerState = MutableMapping[Tensor, dict[str, Any]]
+
+
+@dataclass
+class LastSolution:
+    """δ lies whole in the optimizer's state, parameter by parameter, as torch saves and loads it. Where processes split
+    vectors among themselves, this process's part of it lies here instead, until someone asks for the whole.
+
+    Attributes:
+        part: this process's part of δ; None where the state has the whole, or there is none yet.
+        network: whose flat vector it is a part of.
+    """
+
+    part: Tensor | None = None
+    network: Network | None = None
+
+    def there(self, state: OptimizerState) -> bool:
+        return self.part is not None or any("delta" in entry for entry in state.values())
+
+    def read(self, network: Network, state: OptimizerState, ranks: Ranks) -> Tensor | None:
+        """δ as this process holds vectors; None before the first step. Parameters that are new have zeros."""
+        same = self.network is not None and self.network.names == network.names
+        if self.part is not None and same:
+            return self.part
+        self.gather(state, ranks)
+        deltas = whole_deltas(network, state)
+        if all(d is None for d in deltas):
+            return None
+        return ranks.own(network.shapes.flatten(deltas, network.parameters[0]))
+
+    def write(self, delta: Tensor | None, network: Network, state: OptimizerState, ranks: Ranks) -> None:
+        self.part, self.network = (delta, network) if ranks.split else (None, None)
+        whole = None if ranks.split else delta
+        pieces = [None] * len(network.parameters) if whole is None else network.shapes.split(whole)
+        for p, d in zip(network.parameters, pieces, strict=True):
+            state[p] = {} if d is None else {"delta": d}
+
+    def gather(self, state: OptimizerState, ranks: Ranks) -> None:
+        """Puts the whole into the optimizer's state; every process must take part."""
+        if self.part is None or self.network is None:
+            return
+        shapes = self.network.shapes
+        whole = ranks.whole(self.part, sum(shapes.sizes))
+        for p, d in zip(self.network.parameters, shapes.split(whole), strict=True):
+            state[p] = {"delta": d}
+        self.forget()
+
+    def forget(self) -> None:
+        self.part = self.network = None
+
+
+def whole_deltas(network: Network, state: OptimizerState) -> list[Tensor | None]:
+    """δ of each parameter where the optimizer's state has it."""
+    return [state.get(p, {}).get("delta") for p in network.parameters]

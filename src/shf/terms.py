@@ -1,0 +1,64 @@
+"""What a step begins with, summed over the processes that hold the rows, and the weight decay that is added once."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shf.decay import Decay
+from shf.network import Network
+from shf.preconditioner import Preconditioner, solve_diagonal
+from shf.ranks import Ranks
+from shf.step import Expansion
+
+
+@dataclass(frozen=True)
+class Terms:
+    """L, ∇L, the diagonal of P before damping (if there is one), and the buffers that the pass left."""
+
+    value: float
+    gradient: Tensor
+    diagonal: Tensor | None
+    buffers: dict[str, Tensor]
+
+
+def no_terms(network: Network, preconditioner: Preconditioner) -> Terms:
+    """The terms of a process without rows."""
+    zeros = torch.zeros_like(network.theta())
+    diagonal = None if preconditioner is Preconditioner.NONE else zeros.clone()
+    return Terms(0.0, zeros, diagonal, network.buffers())
+
+
+def sum_terms(ranks: Ranks, compute: Callable[[], Terms]) -> Terms:
+    """The sum of all processes' terms, each already weighted; buffers are those of the first process with rows."""
+    found: list[Terms] = []
+
+    def value() -> list[float]:
+        found.append(compute())
+        return [found[0].value]
+
+    (total,) = ranks.add(value, 1)
+    own = found[0]
+    gradient = ranks.sum(lambda: own.gradient, own.gradient)
+    squares = own.diagonal
+    diagonal = None if squares is None else ranks.sum(lambda: squares, squares)
+    return Terms(total, gradient, diagonal, ranks.common(own.buffers))
+
+
+def expand_terms(
+    terms: Terms, network: Network, decay: Decay, ranks: Ranks, *, damping: float, exponent: float
+) -> Expansion:
+    """f, ∇f and P⁻¹ from the data's terms and the decay; gradient and diagonal are overwritten."""
+    theta, own = [p.detach() for p in network.parameters], own_decay(decay, ranks)
+    pieces = own.shapes.split(ranks.own(network.theta())) if ranks.split else theta
+    precondition = solve_diagonal(terms.diagonal, damping, own, exponent)
+    return Expansion(terms.value + decay.penalty(theta), own.add_product_(terms.gradient, pieces), precondition)
+
+
+def own_decay(decay: Decay, ranks: Ranks) -> Decay:
+    """The decay of the entries that this process holds."""
+    if not ranks.split:
+        return decay
+    part = ranks.part(sum(decay.shapes.sizes))
+    return decay.within(part.start, part.stop)
