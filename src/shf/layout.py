@@ -93,7 +93,7 @@ def batch_statistics(model: nn.Module) -> list[str]:
 def _two_different_rows(batch: Batch) -> tuple[int, int]:
     """Row 0 and the first row whose inputs differ from it: equal rows would hide that they influence each other."""
     different = [
-        (z.flatten(1) != z[:1].flatten(1)).any(1)
+        (z != z[:1]).reshape(batch.rows, -1).any(1)
         for z in leaves(batch.inputs)
         if z.layout == torch.strided and z.ndim and len(z) == batch.rows and z.numel()
     ]

@@ -14,6 +14,7 @@ from shf.batching import Batch, Count, Select, count_rows, curvature_rows, selec
 from shf.config import Config
 from shf.decay import Decay
 from shf.distributed import Communication, Connection, refuse_unsupported
+from shf.groups import Parameters, check_decay, make_groups
 from shf.lastsolution import LastSolution, whole_deltas
 from shf.layout import NO_ROWS, Layout, find_layout, signature
 from shf.losses import Loss
@@ -25,8 +26,6 @@ from shf.preconditioner import Preconditioner
 from shf.randomness import mix, preserved_global_state
 from shf.ranks import Ranks
 from shf.step import SHORT_RUNS, Problem, Solver, State, StepInfo, shf_step
-
-Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
 
 
 class SHFWarning(UserWarning):
@@ -91,7 +90,7 @@ class SHF(Optimizer):
         if not isinstance(model, nn.Module):
             raise TypeError(f"{type(self).__name__}(model={model!r}): expected a torch.nn.Module")
         self.config = _make_config(self._config_type, type(self).__name__, options)
-        _check_decay(type(self).__name__, weight_decay)
+        check_decay(type(self).__name__, weight_decay)
         if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
             raise ValueError(f"{type(self).__name__}(seed={seed!r}): must be a whole number or None")
         self.model = unwrap(model)
@@ -101,7 +100,7 @@ class SHF(Optimizer):
         self._connection = Connection(process_group, _communication(self.config))
         self._last_solution = LastSolution()
         self._warned_of_autocast = False
-        super().__init__(_groups(self.model, params, weight_decay), {"weight_decay": weight_decay})
+        super().__init__(make_groups(self.model, params, weight_decay), {"weight_decay": weight_decay})
         seed = int(torch.randint(2**62, ()).item()) if seed is None else seed
         self.param_groups[0]["shf"] = {
             "damping": float(self.config.damping),
@@ -223,7 +222,7 @@ class SHF(Optimizer):
                 f"parameters of shape {shapes} do not belong to the model that {type(self).__name__} was given"
             )
         if "weight_decay" in param_group:
-            _check_decay(f"{type(self).__name__}: parameter group", param_group["weight_decay"])
+            check_decay(f"{type(self).__name__}: parameter group", param_group["weight_decay"])
         super().add_param_group({**param_group, "params": params})
 
     def state_dict(self) -> dict[str, Any]:
@@ -401,27 +400,3 @@ def _make_config(kind: type[Config], owner: str, options: dict[str, Any]) -> Con
     if unknown:
         raise TypeError(f"{owner}() has no option {unknown[0]!r}; options are: {', '.join(kind.names())}")
     return kind(**options)
-
-
-def _check_decay(owner: str, weight_decay: Any) -> None:
-    number = isinstance(weight_decay, int | float) and not isinstance(weight_decay, bool)
-    if not number or not 0 <= weight_decay < float("inf"):
-        raise ValueError(f"{owner}(weight_decay={weight_decay!r}): must be a number at least 0")
-
-
-def _groups(model: nn.Module, params: Parameters | None, weight_decay: float) -> list[dict[str, Any]]:
-    """Parameter groups. Where none are given explicitly, weights (ndim ≥ 2) decay and the rest does not."""
-    given = list(model.parameters() if params is None else params)
-    if not given:
-        raise ValueError("the model has no parameters" if params is None else "params is empty")
-    if all(isinstance(group, dict) for group in given):
-        return [dict(group) for group in given]  # type: ignore[call-overload]
-    if not all(isinstance(p, Tensor) for p in given):
-        raise TypeError(
-            f"params: expected parameters or dicts of them, got {sorted({type(p).__name__ for p in given})}"
-        )
-    parameters = [p for p in given if isinstance(p, Tensor)]
-    weights = [p for p in parameters if p.ndim >= 2]
-    others = [p for p in parameters if p.ndim < 2]
-    groups = [{"params": weights, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
