@@ -340,3 +340,15 @@ def test_a_product_beyond_the_largest_number_is_a_failed_trial():
     assert not info.accepted
     assert optimizer.damping > info.damping
     assert identical(snapshot(optimizer)["model"], before)
+
+
+def test_outputs_that_no_parameter_influences():
+    class Detached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = mlp()
+
+        def forward(self, inputs):
+            return self.layer(inputs).detach()
+
+    assert_refused(shf.SHF(Detached(), CE), (x, t), ValueError, "do not depend on any of the parameters")

@@ -426,3 +426,20 @@ def test_microbatch_where_rows_influence_each_other_is_an_error_also_if_the_firs
     inputs[1] = inputs[0]
     with pytest.raises(ValueError, match="microbatch=5: the model has rows that influence each other"):
         shf.SHF(Centred(), CE, microbatch=5).step(inputs, targets)
+
+
+@pytest.mark.parametrize("microbatch", [None, 3])
+def test_a_buffer_changes_once_per_step(microbatch):
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = mlp()
+            self.register_buffer("passes", torch.zeros(()))
+
+        def forward(self, inputs):
+            self.passes += 1
+            return self.layer(inputs)
+
+    model = Counting()
+    shf.SHF(model, CE, microbatch=microbatch).step(*labelled())
+    assert model.passes == 1

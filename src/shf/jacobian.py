@@ -83,9 +83,11 @@ class Jacobian:
         if len(self._chunks) == 1:
             self._kept, self.outputs = self._forward(self._chunks[0], self.buffers)
         else:
-            self.outputs = join_outputs(
-                [self._forward(chunk, self.buffers, graph=False)[1] for chunk in self._chunks], self._axes
-            )
+            # Buffers change once per step: by the pass over the first chunk.
+            first, *others = self._chunks
+            parts = [self._forward(first, self.buffers, graph=False)[1]]
+            parts += [self._forward(chunk, graph=False)[1] for chunk in others]
+            self.outputs = join_outputs(parts, self._axes)
 
     def vjp(self, cotangents: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
         """J'u, flat."""
@@ -151,7 +153,10 @@ class Jacobian:
         """
         pairs = [(z, u) for z, u in zip(graph.outputs, cotangents, strict=True) if z.requires_grad]
         if not pairs:
-            return (None,) * len(by)
+            raise ValueError(
+                "the model's outputs do not depend on any of the parameters to train: nothing to optimise "
+                "(are they detached, or made under no_grad?)"
+            )
         with self.draws.resumed(graph.rows):
             return torch.autograd.grad(
                 [z for z, _ in pairs],
