@@ -1,0 +1,50 @@
+"""`shf bench`: what a step costs, measured against the matrix products it cannot do without, and beside its peers.
+
+from shf.lab.bench import run
+run()                                     # everything; a quarter of an hour on two cores
+run(cases=["step", "memory/usps"])        # a section, one case of another
+run(quick=True)                           # shrunk shapes, once each: shows that it works, measures nothing
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shf.lab.bench.sections import CASES, measure_cases, select
+from shf.lab.bench.targets import Target, judge
+
+__all__ = ["CASES", "Target", "judge", "measure_cases", "run", "select"]
+
+RESULTS = Path("benchmarks") / "results"
+"""Where results go by default, from the directory the command is started in."""
+
+
+def run(out: Path | None = None, cases: list[str] | None = None, quick: bool = False) -> int:
+    """Measures, prints tables, and writes JSON and a plot.
+
+    Args:
+        out: directory for the results.
+        cases: names of cases ("step/usps") or of whole sections ("step"); by default all.
+        quick: shrunk shapes and one repetition of each.
+
+    Returns:
+        An exit code: 0 if everything was measured, 2 if a name is unknown. Missed targets are shown, not failed on: they
+        may be the machine's fault.
+    """
+    from rich.console import Console
+
+    from shf.lab.bench import report
+
+    console = Console()
+    try:
+        chosen = select(cases)
+    except ValueError as error:
+        console.print(str(error), style="red", highlight=False)
+        return 2
+    results = measure_cases(
+        chosen, quick=quick, progress=lambda name: console.print(name, style="dim", highlight=False)
+    )
+    report.show(results, console)
+    path = report.write(results, out or RESULTS)
+    console.print(f"written: {path} and {path.with_suffix('.svg').name}", highlight=False)
+    return 0

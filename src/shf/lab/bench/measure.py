@@ -1,0 +1,91 @@
+"""Times of several things that take turns in one process: what disturbs the machine disturbs all of them alike."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Task = Callable[[], object]
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of repeated runs of one thing."""
+
+    seconds: Sequence[float]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    def over(self, other: Timing) -> float:
+        """How many times as long as `other`: the median of the quotients of runs that were neighbours in time."""
+        return statistics.median(a / b for a, b in zip(self.seconds, other.seconds, strict=True))
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "median_seconds": self.median,
+            "least_seconds": min(self.seconds),
+            "most_seconds": max(self.seconds),
+            "repetitions": len(self.seconds),
+        }
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How thoroughly to measure.
+
+    Attributes:
+        quick: shrunk shapes and one repetition: shows that everything runs, its numbers mean nothing.
+        repetitions: the fewest rounds of interleaved runs.
+        seconds: keep adding rounds until this much time is spent.
+        most: the most rounds.
+        clock: reads the time.
+    """
+
+    quick: bool = False
+    repetitions: int = 3
+    seconds: float = 10.0
+    most: int = 200
+    clock: Clock = field(default=time.perf_counter)
+
+
+QUICK = Pace(quick=True, repetitions=1, seconds=0.0)
+
+
+def interleaved(
+    tasks: Mapping[str, Task], pace: Pace, *, before: Mapping[str, Task] | None = None, warm: bool = True
+) -> dict[str, Timing]:
+    """Runs the tasks in turns and times each run.
+
+    Args:
+        tasks: by name.
+        pace: how often.
+        before: run before a task of the same name, outside of its time (to put back what it changes).
+        warm: whether to run each once beforehand, unmeasured.
+    """
+    before = before or {}
+
+    def timed(name: str) -> float:
+        if name in before:
+            before[name]()
+        start = pace.clock()
+        tasks[name]()
+        return pace.clock() - start
+
+    seconds: dict[str, list[float]] = {name: [] for name in tasks}
+    if warm:
+        for name in tasks:
+            timed(name)
+    gc.collect()
+    begun, rounds = time.perf_counter(), 0
+    while rounds < pace.repetitions or (time.perf_counter() - begun < pace.seconds and rounds < pace.most):
+        for name in tasks:
+            seconds[name].append(timed(name))
+        rounds += 1
+    return {name: Timing(found) for name, found in seconds.items()}

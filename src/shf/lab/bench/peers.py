@@ -1,0 +1,162 @@
+"""Seconds per epoch beside other optimizers, on the same network and the same batches.
+
+All see the MNIST classifier in gradient batches of 1000 rows. Second-order peers get SHF's effort: three CG iterations per
+step; the Kronecker-factored ones renew their preconditioner every tenth step. What is compared is time, not progress.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn.functional import one_hot
+from torch.nn.utils import parameters_to_vector
+
+from shf.lab.bench.cases import MNIST, FeedForward, Problem
+from shf.lab.bench.measure import Pace, Task, interleaved
+
+BATCHES = 60
+"""Gradient batches of an epoch."""
+_PERIOD = 10
+"""Steps that are timed together, so that work done every tenth step counts in proportion."""
+_CG_ITERATIONS = 3
+
+
+@dataclass(frozen=True)
+class Peer:
+    """An optimizer: its package (None if torch or shf), and how to make a step on one batch."""
+
+    name: str
+    package: str | None
+    make: Callable[[FeedForward, Problem], Task]
+    setup: str
+
+
+def _gradient_step(problem: Problem, optimizer: torch.optim.Optimizer) -> Task:
+    def step() -> None:
+        optimizer.zero_grad()
+        problem.loss(problem.model(problem.inputs), problem.targets).backward()
+        optimizer.step()
+
+    return step
+
+
+def _shf(case: FeedForward, problem: Problem) -> Task:
+    optimizer = case.optimizer(problem)
+    return lambda: optimizer.step(problem.inputs, problem.targets)
+
+
+def _sgd(case: FeedForward, problem: Problem) -> Task:
+    return _gradient_step(problem, torch.optim.SGD(problem.model.parameters(), lr=0.01, momentum=0.9, nesterov=True))
+
+
+def _adam(case: FeedForward, problem: Problem) -> Task:
+    return _gradient_step(problem, torch.optim.Adam(problem.model.parameters(), lr=1e-3))
+
+
+def _shampoo(case: FeedForward, problem: Problem) -> Task:
+    library = import_module("pytorch_optimizer")
+    parameters = problem.model.parameters()
+    return _gradient_step(problem, library.Shampoo(parameters, lr=1e-3, preconditioning_compute_steps=_PERIOD))
+
+
+def _soap(case: FeedForward, problem: Problem) -> Task:
+    library = import_module("pytorch_optimizer")
+    parameters = problem.model.parameters()
+    return _gradient_step(problem, library.SOAP(parameters, lr=1e-3, precondition_frequency=_PERIOD))
+
+
+def _hessianfree(case: FeedForward, problem: Problem) -> Task:
+    hf = import_module("hessianfree")
+    layers = [hf.nl.Linear(), *(hf.nl.ReLU() for _ in case.units[1:-1]), hf.nl.Softmax()]
+    network = hf.FFNet(list(case.units), layers=layers, loss_type=hf.loss_funcs.CrossEntropy())
+    network.optimizer = hf.opt.HessianFree(CG_iter=_CG_ITERATIONS, plotting=False)
+    inputs = problem.inputs.numpy()
+    targets = one_hot(problem.targets, case.units[-1]).float().numpy()
+
+    def step() -> None:
+        network.cache_minibatch(inputs, targets)
+        network.W += network.optimizer.compute_update()
+
+    return step
+
+
+def _newton_cg(case: FeedForward, problem: Problem) -> Task:
+    library = import_module("torchmin")
+    names, shapes = zip(*((name, p.shape) for name, p in problem.model.named_parameters()), strict=True)
+    sizes = [shape.numel() for shape in shapes]
+
+    def f(theta: Tensor) -> Tensor:
+        pieces = [piece.view(shape) for piece, shape in zip(theta.split(sizes), shapes, strict=True)]
+        outputs = functional_call(problem.model, dict(zip(names, pieces, strict=True)), (problem.inputs,))
+        return problem.loss(outputs, problem.targets)
+
+    theta = parameters_to_vector(problem.model.parameters()).detach()
+
+    def step() -> None:
+        nonlocal theta
+        found = library.minimize(f, theta, method="newton-cg", max_iter=1, options={"cg_max_iter": _CG_ITERATIONS})
+        theta = found.x.detach()
+
+    return step
+
+
+PEERS = {
+    "shf": Peer("SHF", None, _shf, "ζ 3, curvature batch 100"),
+    "sgd": Peer("SGD with Nesterov momentum", None, _sgd, "torch.optim"),
+    "adam": Peer("Adam", None, _adam, "torch.optim"),
+    "shampoo": Peer("Shampoo", "pytorch-optimizer", _shampoo, "preconditioner every 10th step"),
+    "soap": Peer("SOAP", "pytorch-optimizer", _soap, "preconditioner every 10th step"),
+    "hessianfree": Peer("hessianfree's HF", "hessianfree", _hessianfree, "3 CG iterations on all 1000 rows"),
+    "newton-cg": Peer("Newton-CG", "pytorch-minimize", _newton_cg, "3 CG iterations on all 1000 rows, line search"),
+}
+
+
+def seconds_per_epoch(names: Sequence[str], pace: Pace) -> dict[str, dict[str, Any]]:
+    """An entry per peer, in the order given; those that are not installed say so."""
+    case = MNIST.shrunk() if pace.quick else MNIST
+    problem = case.problem()
+    tasks: dict[str, Task] = {}
+    for name in names:
+        if _missing(PEERS[name]) is None:
+            tasks[name] = _repeated(PEERS[name].make(case, copy.deepcopy(problem)), 1 if pace.quick else _PERIOD)
+    found = interleaved(tasks, pace)
+    entries = {}
+    for name in names:
+        peer = PEERS[name]
+        entry: dict[str, Any] = {"peer": peer.name, "package": _version(peer), "setup": peer.setup}
+        if name in found:
+            per_step = found[name].median / (1 if pace.quick else _PERIOD)
+            entry |= {"seconds_per_step": per_step, "seconds_per_epoch": per_step * BATCHES}
+            if "adam" in found:
+                entry["over_adam"] = found[name].over(found["adam"])
+        else:
+            entry["skipped"] = f"{_missing(peer)} is not installed: pip install 'shf[bench]'"
+        entries[name] = entry
+    return entries
+
+
+def _repeated(step: Task, times: int) -> Task:
+    def run() -> None:
+        for _ in range(times):
+            step()
+
+    return run
+
+
+def _missing(peer: Peer) -> str | None:
+    return peer.package if _version(peer) is None else None
+
+
+def _version(peer: Peer) -> str | None:
+    package = peer.package or "torch"
+    try:
+        return f"{package} {metadata.version(package)}"
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,91 @@
+"""The sections of the benchmark and their cases by name, and the run over them that collects everything in one record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+
+from shf.lab import machine
+from shf.lab.bench import memory, peers, speed
+from shf.lab.bench.cases import FEED_FORWARD, PRODUCTS
+from shf.lab.bench.measure import QUICK, Pace
+
+Entry = dict[str, Any]
+
+_FULL = {
+    "step": Pace(repetitions=3, seconds=20.0),
+    "product": Pace(repetitions=5, seconds=8.0),
+    "scaling": Pace(repetitions=3, seconds=3.0),
+    "memory": Pace(),
+    "sparse": Pace(repetitions=5, seconds=10.0),
+    "peers": Pace(repetitions=2, seconds=0.0),
+}
+
+
+def _memory(name: str, pace: Pace) -> Entry:
+    if name == "growth":
+        return memory.growth(quick=pace.quick)
+    if name == "microbatch":
+        return memory.bounded_by_microbatch("curves", quick=pace.quick)
+    return memory.step_against_gradient(name, quick=pace.quick)
+
+
+def _sparse(name: str, pace: Pace) -> Entry:
+    return {**speed.sparse_against_dense(pace), **memory.sparse_against_dense(quick=pace.quick)}
+
+
+SECTIONS: dict[str, tuple[Sequence[str], Callable[[str, Pace], Entry]]] = {
+    "step": (tuple(FEED_FORWARD), lambda name, pace: speed.step_against_floor(FEED_FORWARD[name], pace)),
+    "product": (tuple(PRODUCTS), lambda name, pace: speed.product_against_gradient(PRODUCTS[name], pace)),
+    "scaling": (tuple(speed.SWEEPS), speed.cost_against_size),
+    "memory": ((*FEED_FORWARD, "microbatch", "growth"), _memory),
+    "sparse": (("reuters",), _sparse),
+    "peers": (tuple(peers.PEERS), lambda name, pace: peers.seconds_per_epoch([name], pace)[name]),
+}
+"""For each section the names of its cases and what measures one of them."""
+
+CASES = tuple(f"{section}/{name}" for section, (names, _) in SECTIONS.items() for name in names)
+
+
+def select(names: Sequence[str] | None) -> list[str]:
+    """The cases that were asked for, in their order: by name, or a whole section by its name.
+
+    Raises:
+        ValueError: if there is no such case.
+    """
+    if not names:
+        return list(CASES)
+    unknown = [name for name in names if name not in CASES and name not in SECTIONS]
+    if unknown:
+        raise ValueError(f"no case {unknown[0]!r}; cases are {', '.join(CASES)}, or a section: {', '.join(SECTIONS)}")
+    return [case for case in CASES if case in names or case.partition("/")[0] in names]
+
+
+def measure_cases(cases: Sequence[str], *, quick: bool = False, progress: Callable[[str], object] = print) -> Entry:
+    """Runs the cases one after the other; `progress` is told each name before it begins."""
+    begun = time.perf_counter()
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    found: dict[str, dict[str, Entry]] = {}
+    for section, (_, measure) in SECTIONS.items():
+        names = [case.partition("/")[2] for case in cases if case.startswith(f"{section}/")]
+        pace = QUICK if quick else _FULL[section]
+        if section == "peers" and names:  # together, because they take turns
+            progress(f"{section}/{', '.join(names)}")
+            found[section] = peers.seconds_per_epoch(names, pace)
+            continue
+        for name in names:
+            progress(f"{section}/{name}")
+            found.setdefault(section, {})[name] = measure(name, pace)
+    return {
+        "format": 1,
+        "started": started,
+        "seconds": round(time.perf_counter() - begun, 1),
+        "quick": quick,
+        "machine": {**machine.description(), "threads": torch.get_num_threads()},
+        "versions": machine.versions(),
+        "sections": found,
+    }
