@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ class Shapes:
     def of(cls, tensors: Sequence[Tensor]) -> "Shapes":
         return cls(tuple(t.shape for t in tensors))
 
-    @property
+    @cached_property
     def sizes(self) -> list[int]:
         return [math.prod(s) for s in self.shapes]
 

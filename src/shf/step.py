@@ -73,7 +73,7 @@ class StepInfo:
 
 @dataclass(frozen=True)
 class Expansion:
-    """f(θ), ∇f(θ) and the preconditioner r ↦ P⁻¹r, all on the gradient batch."""
+    """f(θ), ∇f(θ) and the preconditioner r ↦ P⁻¹r, all on the gradient batch. They are the step's to overwrite."""
 
     value: float
     gradient: Tensor
@@ -90,7 +90,7 @@ class Problem(Protocol):
         """v ↦ Bv at θ, on X^c, undamped."""
 
     def value(self, theta: Tensor) -> float:
-        """f at another θ, on X^g."""
+        """f at another θ, on X^g. The vector is overwritten by the next trial."""
 
 
 @dataclass(frozen=True)
@@ -126,9 +126,10 @@ def shf_step(
     """
     lam, gamma, beta = state.damping, state.cg_decay, state.update_scale
     trials: list[float] = []
+    point = torch.empty_like(theta)  # of the trial at hand
 
     def f(delta: Tensor, rate: float = 1.0) -> float:
-        trials.append(problem.value(torch.add(theta, delta, alpha=rate)))
+        trials.append(problem.value(torch.add(theta, delta, alpha=rate, out=point)))
         return trials[-1]
 
     # δ⁰ ← γ δ_{k-1}^ζ
@@ -136,14 +137,14 @@ def shf_step(
 
     # f_{k-1}, ∇f, P on X^g
     here = problem.expand(lam)
-    f_old, grad = here.value, here.gradient
+    f_old, downhill = here.value, here.gradient.neg_()
 
     # Solve (B + λI) δ = -∇f by CG(δ⁰, ∇f, P, ζ), products on X^c
     B = problem.curvature()
     candidates = Candidates(f, Backtracking(config.backtracking), solver.keep)
     cg = conjugate_gradient(
         lambda v: B(v).add_(v, alpha=lam),
-        grad.neg(),
+        downhill,
         start=start,
         iterations=config.cg_iterations,
         precondition=here.precondition,
@@ -162,16 +163,16 @@ def shf_step(
         undamped = best.model - 0.5 * lam * dot(best.delta, best.delta)
         rho = reduction_ratio(best.value, f_old, undamped)
         # α: f(θ + αδ) ≤ f_{k-1} + .01 α ∇f'δ
-        slope = dot(grad, best.delta)
+        slope = -dot(downhill, best.delta)
         rate = line_search(partial(f, best.delta), f_old, best.value, slope, steps=config.line_search_steps)
         # θ ← θ + β α δ
-        theta_next = torch.add(theta, best.delta, alpha=beta * rate.alpha) if rate.alpha else theta
+        theta_next = torch.add(theta, best.delta, alpha=beta * rate.alpha, out=point) if rate.alpha else theta
 
     accepted = rate.alpha > 0 and all_finite(theta_next, dot)
     info = StepInfo(
         loss_before=f_old,
         loss_after=rate.value if accepted else f_old,
-        gradient_norm=math.sqrt(dot(grad, grad)),
+        gradient_norm=math.sqrt(dot(downhill, downhill)),
         reduction_ratio=rho,
         damping=lam,
         step_size=rate.alpha if accepted else 0.0,
