@@ -117,7 +117,7 @@ def test_the_page_has_ours_and_the_papers_figure_in_both_units(tmp_path: Path) -
     assert "training error ½‖x-x̂‖² per case" in words
     assert "the paper" in words
     assert "shf run autoencoder --optimizer adam" in words
-    assert "nothing to tune" in words
+    assert "has none" in words
     assert "not tuned" in words
 
 

@@ -276,11 +276,18 @@ def _demo() -> Experiment:
         data_options={"train": 4000, "test": 1000},
         sizes=(784, 200, 100, 50, 6),
         epochs=60,
-        gradient_batch=1000,
+        gradient_batch=800,
         metric="train_squared_error",
         figure="",
         minutes=2,
-        settings={"damping": 0.1, "cg_iterations": 10, "curvature_batch": 250},
+        settings={
+            "damping": 0.3,
+            "damping_factor": 0.95,
+            "cg_iterations": 10,
+            "curvature_batch": 100,
+            "cg_decay": 0.95,
+        },
+        evaluation_cases=1000,
     )
 
 

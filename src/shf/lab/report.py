@@ -207,7 +207,7 @@ def _tuning_words(config: Mapping[str, Any]) -> str:
     if tuning:
         return str(tuning.get("words", "tuned"))
     if "learning_rate" not in (config.get("settings") or {}):
-        return "nothing to tune"
+        return "has none"
     chosen = any(str(option).startswith("learning_rate=") for option in config.get("options") or ())
     return "rate set by hand" if chosen else "not tuned"
 
