@@ -9,7 +9,6 @@ from torch import Tensor
 from shf.batching import Batch
 from shf.cg import LinearMap, geometric, relative_progress
 from shf.config import HFConfig
-from shf.distributed import refuse_unsupported
 from shf.layout import NO_ROWS, Layout
 from shf.losses import Reduction
 from shf.network import Network
@@ -20,6 +19,7 @@ from shf.randomness import mix
 from shf.ranks import Ranks, Share
 from shf.step import Expansion, Solver, StepInfo
 from shf.terms import Terms, expand_terms, no_terms, sum_terms
+from shf.unsupported import refuse_unsupported
 
 
 class HF(SHF):

@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from shf.batching import Batch, Count, Select, count_rows, curvature_rows, select_rows
 from shf.config import Config
 from shf.decay import Decay
-from shf.distributed import Communication, Connection, refuse_unsupported
 from shf.groups import Parameters, check_decay, make_groups
 from shf.lastsolution import LastSolution, whole_deltas
 from shf.layout import NO_ROWS, Layout, find_layout, signature
@@ -26,6 +25,8 @@ from shf.preconditioner import Preconditioner
 from shf.randomness import mix, preserved_global_state
 from shf.ranks import Ranks
 from shf.step import SHORT_RUNS, Problem, Solver, State, StepInfo, shf_step
+from shf.together import Communication, Connection
+from shf.unsupported import refuse_unsupported
 
 
 class SHFWarning(UserWarning):
