@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +273,24 @@ def test_timings_are_remembered_and_damage_is_forgotten(tmp_path: Path) -> None:
     assert timings.recall() == {"usps-classifier": 0.5, "mnist-classifier": 7.0}
     (tmp_path / "cache" / "timings.json").write_text("[")
     assert timings.recall() == {}
+
+
+def test_the_number_of_threads_is_measured_and_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss that is slow with two threads, as on a busy machine, makes one the choice; and the other way round."""
+    experiment = dataclasses.replace(EXPERIMENTS["curves-demo"], sizes=(2, 1))
+    torch.set_num_threads(2)
+    for slow, fast in ((2, 1), (1, 2)):
+
+        def build_loss(_: Experiment, slow: int = slow) -> Any:
+            def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+                time.sleep(0.1 if torch.get_num_threads() == slow else 0.001)
+                return outputs.sum()
+
+            return loss
+
+        monkeypatch.setattr(measuring, "build_loss", build_loss)
+        assert measuring.fastest_threads(experiment, seconds=0.3) == fast
+        assert torch.get_num_threads() == 2
 
 
 def test_the_first_iterations_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:

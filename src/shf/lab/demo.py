@@ -19,7 +19,9 @@ from rich.text import Text
 
 from shf.lab import report
 from shf.lab.configure import Request, configure
+from shf.lab.experiments import find
 from shf.lab.figures import metric_words
+from shf.lab.measuring import fastest_threads
 from shf.lab.observer import RunResult, Status
 from shf.lab.progress import show
 from shf.lab.records import read_run
@@ -37,9 +39,10 @@ def run_demo(
     """Run the three, write the report, print the table and the verdict; 0, or 1 if a run was stopped."""
     console, errors = Console(), Console(stderr=True)
     place = out if out is not None else Path(tempfile.mkdtemp(prefix="shf-demo-"))
+    threads = fastest_threads(find(EXPERIMENT))
     results: list[RunResult] = []
     for method in METHODS:
-        config = configure(Request(EXPERIMENT, method, minutes=minutes, seed=seed))
+        config = configure(Request(EXPERIMENT, method, minutes=minutes, seed=seed, threads=threads))
         observer = show(errors, quiet=quiet or as_json)
         result = start(config, place / method, observer=observer, options=RunOptions(force=True))
         results.append(result)
