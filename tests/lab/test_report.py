@@ -1,5 +1,6 @@
 """The report: from records alone, without torch, escaped, the same for the same records, and right in a real browser."""
 
+import dataclasses
 import html
 import itertools
 import json
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 from shf.lab import plots, report
-from shf.lab.figures import charts, metric_words, named, slug
+from shf.lab.figures import _without_the_start, charts, metric_words, named, slug
 from shf.lab.plots import Chart, Series, draw, spread, thinned
 from shf.lab.records import MetricsFile, RecordError, Seal, read_run, write_run
 from shf.lab.samples import encode_samples
@@ -156,6 +157,19 @@ def test_charts_against_epochs_seconds_and_gradients_and_of_damping_and_ratio(tm
     assert found[4].references == (0.25, 0.75)
 
 
+def test_the_untrained_network_does_not_press_the_curves_into_a_corner(tmp_path: Path) -> None:
+    found = charts(named([read_run(make_run(tmp_path / "a"))]))[0]
+    start, following = found.series[0].y[:2]
+    assert found.y_limits is None or found.y_limits[1] < start
+    flat = dataclasses.replace(found.series[0], y=np.array([900.0, 9.0, 8.0, 7.0]))
+    limits = _without_the_start([flat])
+    assert limits is not None
+    assert limits[0] < 7.0 < 9.0 < limits[1] < 900.0
+    assert _without_the_start([dataclasses.replace(flat, y=np.array([10.0, 9.0, 8.0]))]) is None
+    assert _without_the_start([dataclasses.replace(flat, y=np.array([10.0]))]) is None
+    assert following < start
+
+
 def test_runs_that_differ_in_seed_share_a_colour_and_one_label(tmp_path: Path) -> None:
     records = [
         read_run(make_run(tmp_path / f"{method}{seed}", method, seed=seed))
@@ -163,7 +177,7 @@ def test_runs_that_differ_in_seed_share_a_colour_and_one_label(tmp_path: Path) -
         for method in ("nag", "shf")
     ]
     runs = named(records)
-    assert [(run.label, run.colour) for run in runs] == [("nag", 1), ("shf", 0), ("nag", 1), ("shf", 0)]
+    assert [(run.label, run.colour) for run in runs] == [("shf", 0), ("shf", 0), ("nag", 1), ("nag", 1)]
     assert sorted(s.label for s in charts(runs)[0].series if s.label) == ["nag", "shf"]
 
 

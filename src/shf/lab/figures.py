@@ -48,10 +48,11 @@ def metric_words(metric: str) -> str:
 
 
 def named(records: Sequence[RunRecord]) -> list[Run]:
-    """Labels and colours for the runs of one experiment; SHF always has the first colour."""
+    """Labels and colours for the runs of one experiment, in the order of both; SHF comes first."""
     labels = [_label(record) for record in records]
     order = sorted(set(labels), key=lambda label: (not label.startswith("shf"), labels.index(label)))
-    return [Run(record, label, order.index(label)) for record, label in zip(records, labels, strict=True)]
+    runs = [Run(record, label, order.index(label)) for record, label in zip(records, labels, strict=True)]
+    return sorted(runs, key=lambda run: run.colour)
 
 
 def _label(record: RunRecord) -> str:
@@ -79,16 +80,28 @@ def _learning_curves(runs: Sequence[Run], axis: str) -> Chart:
     part, _, name = metric.partition("_")
     other = f"{'test' if part == 'train' else 'train'}_{name}"
     series = [s for run, label in _labelled_once(runs) for s in _pair(run, label, axis, metric, other)]
+    limits = _without_the_start(series)
     every = np.concatenate([s.y[np.isfinite(s.y) & (s.y > 0)] for s in series] or [np.ones(1)])
-    log = bool(every.size) and float(every.max()) > 8 * float(every.min())
+    span = limits or ((float(every.min()), float(every.max())) if every.size else (1.0, 1.0))
     experiment = str(runs[0].record.config["experiment"]["name"])
     return Chart(
         name=slug(f"{experiment} {name} {axis}"),
         title=metric_words(metric),
         x_label=AXES[axis],
         series=tuple(series),
-        log_y=log,
+        log_y=span[1] > 4 * span[0],
+        y_limits=limits,
     )
+
+
+def _without_the_start(series: Sequence[Series]) -> tuple[float, float] | None:
+    """Limits that leave out the untrained network where it would press all that follows into a corner."""
+    later = np.concatenate([s.y[1:] for s in series] or [np.zeros(0)])
+    later = later[np.isfinite(later) & (later > 0)]
+    starts = [float(s.y[0]) for s in series if s.y.size and np.isfinite(s.y[0])]
+    if not later.size or not starts or max(starts) < 2 * float(later.max()):
+        return None
+    return 0.93 * float(later.min()), 1.08 * float(later.max())
 
 
 def _pair(run: Run, label: str, axis: str, metric: str, other: str) -> Iterator[Series]:
