@@ -6,6 +6,7 @@ process that is missing.
 
 from __future__ import annotations
 
+import ctypes
 import datetime
 import time
 from collections.abc import Callable, Sequence
@@ -36,6 +37,28 @@ def find_group(choice: Any) -> Any:
     if not available or not isinstance(choice, dist.ProcessGroup):
         raise ValueError(f"process_group={choice!r}: expected a torch.distributed process group, 'auto' or None")
     return choice
+
+
+def join(timeout: float = 3600.0) -> Channel | None:
+    """Joins the processes that torchrun started, if it did; their default group is then initialised.
+
+    Args:
+        timeout: seconds that one of them may wait for another in this channel, while rank 0 does other things.
+
+    Returns:
+        A channel apart from the default group, which is left to optimizers; None in a process alone.
+    """
+    if not dist.is_available() or not dist.is_torchelastic_launched():
+        return None
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    return Channel(dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout)))
+
+
+def leave() -> None:
+    """Ends what `join` began."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @dataclass
@@ -115,8 +138,15 @@ class Channel:
         lengths = [row[0] for row in self.gather_integers([len(content)])]
         padded = torch.zeros(max(1, *lengths), dtype=torch.uint8)
         padded[: len(content)] = as_bytes(content)
-        rows = self.all_gather(padded.to(self._device)).view(self.size, -1).cpu()
-        return [bytes(row[:n].tolist()).decode() for row, n in zip(rows, lengths, strict=True)]
+        rows = self.all_gather(padded.to(self._device)).view(self.size, -1)
+        return [to_bytes(row[:n]).decode() for row, n in zip(rows, lengths, strict=True)]
+
+    def broadcast_bytes(self, content: bytes | None) -> bytes:
+        """What rank 0 says; the others give None."""
+        length = torch.tensor([len(content or b"")], device=self._device)
+        size = int(self.broadcast_(length, 0))
+        said = as_bytes(content) if content is not None else torch.empty(size, dtype=torch.uint8)
+        return to_bytes(self.broadcast_(said.to(self._device), 0))
 
     def testify(self, words: str) -> None:
         """Lets the others know, when they miss this rank, that it left the exchange by an error of its own."""
@@ -140,6 +170,12 @@ class Channel:
 # torch 2.13 has new names for these two, and warns at the old ones
 _all_gather: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or getattr(dist, "reduce_scatter_tensor", None)
+
+
+def to_bytes(tensor: Tensor) -> bytes:
+    """The content of a vector of bytes (without numpy, which torch does not require)."""
+    own = tensor.cpu().contiguous()
+    return ctypes.string_at(own.data_ptr(), own.numel())
 
 
 def as_bytes(content: bytes) -> Tensor:

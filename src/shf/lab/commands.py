@@ -45,10 +45,13 @@ def exit_code(error: Exception) -> int | None:
     from shf.lab.data import DataError
     from shf.lab.lock import RunLockedError
     from shf.lab.records import RecordError
+    from shf.ranks import RankError
 
     if isinstance(error, ExperimentError | CheckpointVersionError | CheckpointMismatchError | RunLockedError):
         return WRONG
-    if isinstance(error, RecordError | CheckpointError | DataError | ChoicesError | ArithmeticError | OSError):
+    if isinstance(
+        error, RecordError | CheckpointError | DataError | ChoicesError | RankError | ArithmeticError | OSError
+    ):
         return FAILED
     return None
 
@@ -231,9 +234,10 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Run an experiment. Ctrl-C saves; `shf resume` goes on exactly."""
-    from shf.lab import runner
+    from shf.lab import crew, runner
     from shf.lab.configure import Request, configure, pretraining
     from shf.lab.progress import show
+    from shf.lab.recorder import holds_run
 
     _refuse_both(epochs, minutes)
     request = Request(
@@ -249,10 +253,18 @@ def run(
         threads=threads,
         untuned=untuned,
     )
-    config = configure(request)
-    how = runner.RunOptions(data_dir, force, checkpoint_seconds, tensorboard)
-    observer = show(Console(stderr=True), quiet=quiet or as_json)
-    _conclude(runner.start(config, out or runner.fresh_directory(config), observer=observer, options=how), as_json)
+    with crew.joined() as team:
+        if team.follows:
+            return team.follow()
+        config = configure(request)
+        how = runner.RunOptions(data_dir, force, checkpoint_seconds, tensorboard, team)
+        observer = show(Console(stderr=True), quiet=quiet or as_json)
+        directory = out or (runner.unfinished_directory if team.restarted else runner.fresh_directory)(config)
+        if team.restarted and holds_run(directory):
+            result = runner.resume(directory, observer=observer, options=how)
+        else:
+            result = runner.start(config, directory, observer=observer, options=how)
+    return _conclude(result, as_json)
 
 
 @app.command()
@@ -268,13 +280,17 @@ def resume(
     quiet: Quiet = False,
 ) -> None:
     """Continue a run, exactly, from its last checkpoint; --epochs or --minutes give it a new limit."""
-    from shf.lab import runner
+    from shf.lab import crew, runner
     from shf.lab.progress import show
 
     _refuse_both(epochs, minutes)
-    how = runner.RunOptions(data_dir, force, checkpoint_seconds, tensorboard)
-    observer = show(Console(stderr=True), quiet=quiet or as_json)
-    _conclude(runner.resume(directory, epochs=epochs, minutes=minutes, observer=observer, options=how), as_json)
+    with crew.joined() as team:
+        if team.follows:
+            return team.follow()
+        how = runner.RunOptions(data_dir, force, checkpoint_seconds, tensorboard, team)
+        observer = show(Console(stderr=True), quiet=quiet or as_json)
+        result = runner.resume(directory, epochs=epochs, minutes=minutes, observer=observer, options=how)
+    return _conclude(result, as_json)
 
 
 @app.command()

@@ -6,6 +6,7 @@ bitwise the same parameters as one that was never stopped, given the same versio
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import itertools
@@ -20,6 +21,7 @@ import torch
 from shf.lab import budget, machine
 from shf.lab.baselines.registry import METHODS
 from shf.lab.checkpoint import CheckpointStore, Loaded
+from shf.lab.crew import Crew
 from shf.lab.data import Dataset
 from shf.lab.experiments import ExperimentError
 from shf.lab.interrupts import StopRequest
@@ -41,6 +43,7 @@ class RunOptions:
     force: bool = False
     checkpoint_seconds: float = 60.0
     tensorboard: bool = False
+    crew: Crew = dataclasses.field(default_factory=Crew)
 
 
 def fresh_directory(config: RunConfig, below: Path = Path("runs")) -> Path:
@@ -49,6 +52,17 @@ def fresh_directory(config: RunConfig, below: Path = Path("runs")) -> Path:
     name = f"{config.method}-seed{config.seed}{split}"
     parent = below / config.experiment.name
     return next(p for n in itertools.count(1) if not holds_run(p := parent / (name if n == 1 else f"{name}-{n}")))
+
+
+def unfinished_directory(config: RunConfig, below: Path = Path("runs")) -> Path:
+    """The directory that `fresh_directory` gave a run of this configuration which has not ended; else a fresh one."""
+    for directory in sorted((below / config.experiment.name).glob(f"{config.method}-seed{config.seed}*"), reverse=True):
+        with contextlib.suppress(RecordError):
+            record = read_run_file(directory)
+            same = RunConfig.from_json(record.get("config") or {}).fingerprint() == config.fingerprint()
+            if same and record.get("status") == Status.RUNNING:
+                return directory
+    return fresh_directory(config, below)
 
 
 def start(
@@ -64,6 +78,7 @@ def start(
                 "or replace it with --force"
             )
         training = new_training(config, options.data_dir)
+        options.crew.lead(training)
         record = _record(config, training.problem.data)
         recorder = Recorder(
             directory,
@@ -110,6 +125,7 @@ def _continue(
     options: RunOptions,
 ) -> RunResult:
     training = new_training(config, options.data_dir, pretrain=loaded is None)
+    options.crew.lead(training)
     _check_same_data(record, training.problem.data)
     for difference in _version_differences(record):
         observer.warn(difference)

@@ -1,0 +1,128 @@
+"""`torchrun -m shf run`: rank 0 records, the others help; whatever fails, the run continues as if nothing had happened."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from runs_helpers import assert_same_run, rows_without_clock
+
+from shf.lab.records import read_run
+
+MAIN = Path(__file__).with_name("torchrun_main.py")
+OPTIONS = ("--threads", "1", "--checkpoint-seconds", "0", "--quiet")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHF_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("SHF_TUNED", str(tmp_path / "tuned.json"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def launch(ranks: int, *words: str | Path, restarts: int = 0, fault: str | None = None) -> subprocess.Popen[str]:
+    launcher = [
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(ranks),
+        "--max-restarts",
+        str(restarts),
+    ]
+    command = [sys.executable, "-m", *launcher, str(MAIN), *map(str, words), *OPTIONS]
+    environment = {**os.environ, **({"FAULT": fault} if fault else {})}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def torchrun(ranks: int, *words: str | Path, restarts: int = 0, fault: str | None = None) -> tuple[int, str]:
+    with launch(ranks, *words, restarts=restarts, fault=fault) as process:
+        _, errors = process.communicate(timeout=280)
+    return process.returncode, errors
+
+
+def objectives(directory: Path) -> list[float]:
+    return [row["objective"] for row in rows_without_clock(directory) if row["row"] == "iteration"]
+
+
+def alone(directory: Path, *words: str) -> None:
+    command = [sys.executable, str(MAIN), "run", "tiny", "--out", str(directory), *words, *OPTIONS]
+    subprocess.run(command, check=True, timeout=280, stdout=subprocess.DEVNULL)
+
+
+def test_a_run_on_two_ranks_is_the_run_on_one(tmp_path: Path) -> None:
+    code, errors = torchrun(2, "run", "tiny", "--epochs", "3", "--out", tmp_path / "two")
+    assert code == 0, errors
+    alone(tmp_path / "one", "--epochs", "3")
+    assert read_run(tmp_path / "two").run["status"] == "finished"
+    assert objectives(tmp_path / "two") == pytest.approx(objectives(tmp_path / "one"), rel=1e-4)
+    assert len(objectives(tmp_path / "two")) == 9
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "kill 1 5",
+        pytest.param("kill 0 5", marks=pytest.mark.slow),
+        pytest.param("raise 1 5", marks=pytest.mark.slow),
+        pytest.param("raise 0 1", marks=pytest.mark.slow),
+    ],
+)
+def test_a_rank_that_fails_is_restarted_and_nothing_is_lost(tmp_path: Path, fault: str) -> None:
+    words = ("run", "tiny", "--epochs", "4", "--out")
+    code, errors = torchrun(2, *words, tmp_path / "failed", restarts=1, fault=fault)
+    assert code == 0, errors
+    if fault == "kill 1 5":
+        assert "rank 1 gave no sign" in errors
+    code, errors = torchrun(2, *words, tmp_path / "whole")
+    assert code == 0, errors
+    assert_same_run(tmp_path / "failed", tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_without_restarts_the_run_fails_and_is_resumed_on_another_number_of_ranks(tmp_path: Path) -> None:
+    code, errors = torchrun(2, "run", "tiny", "--epochs", "3", "--out", tmp_path / "run", fault="raise 1 5")
+    assert code != 0
+    assert "rank 1 raised ArithmeticError: a fault on purpose" in errors
+    assert len(objectives(tmp_path / "run")) == 4
+    code, errors = torchrun(3, "resume", tmp_path / "run")
+    assert code == 0, errors
+    alone(tmp_path / "one", "--epochs", "3")
+    assert objectives(tmp_path / "run") == pytest.approx(objectives(tmp_path / "one"), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_hanging_rank_is_given_up(tmp_path: Path) -> None:
+    words = ("run", "tiny", "--epochs", "3", "--set", "rank_timeout=5", "--out", tmp_path / "run")
+    code, errors = torchrun(2, *words, fault="hang 1 5")
+    assert code != 0
+    assert re.search(r"error: .*rank 1 gave no sign within 5 s", errors)
+    assert len(objectives(tmp_path / "run")) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_ranks_in_order(tmp_path: Path, number: signal.Signals) -> None:
+    with launch(2, "run", "tiny", "--epochs", "100000", "--out", tmp_path / "run") as process:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and not (tmp_path / "run" / "checkpoints").exists():
+            time.sleep(0.1)
+        time.sleep(1)
+        process.send_signal(number)
+        process.communicate(timeout=120)
+    found = read_run(tmp_path / "run")
+    assert found.run["status"] == "interrupted"
+    reached = found.run["summary"]["epochs"] + 2
+    assert torchrun(2, "resume", tmp_path / "run", "--epochs", str(reached))[0] == 0
+    assert torchrun(2, "run", "tiny", "--epochs", str(reached), "--out", tmp_path / "whole")[0] == 0
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_wrong_usage_is_said_once(tmp_path: Path) -> None:
+    code, errors = torchrun(2, "run", "tiny", "--optimizer", "adam", "--epochs", "1", "--out", tmp_path / "run")
+    assert code != 0
+    assert errors.count("adam works on one process; under torchrun only shf does its steps on 2") == 1

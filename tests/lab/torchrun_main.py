@@ -1,0 +1,50 @@
+"""The command `shf` with a tiny experiment in its registry, for torchrun; a rank may be told to fail once.
+
+FAULT="kill 1 5" makes rank 1 kill itself in its fifth step, unless torchrun has restarted it; "raise" and "hang" likewise.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from runs_helpers import tiny_experiment
+
+import shf
+from shf.lab import commands, experiments
+
+
+def fail(kind: str) -> None:
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "hang":
+        time.sleep(3600)
+    raise ArithmeticError("a fault on purpose")
+
+
+def with_fault(kind: str, rank: str, number: str) -> None:
+    if os.environ["RANK"] != rank or os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
+        return
+    original, steps = shf.SHF.step, 0
+
+    def step(self: Any, *args: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == int(number):
+            fail(kind)
+        return original(self, *args)
+
+    shf.SHF.step = step  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    registry = MappingProxyType({"tiny": tiny_experiment(), **experiments.EXPERIMENTS})
+    experiments.EXPERIMENTS = commands.EXPERIMENTS = registry
+    if "FAULT" in os.environ:
+        with_fault(*os.environ["FAULT"].split())
+    commands.app()
