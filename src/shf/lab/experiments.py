@@ -188,7 +188,7 @@ def _registry() -> dict[str, Experiment]:
             "mnist-classifier",
             "MNIST digits, 784-1200-1200-10 rectifiers",
             dropout=False,
-            minutes=300,
+            minutes=180,
             paper={"shf": 159.0},
             paper_note="errors of 10,000 at epoch 500",
             **mnist,
@@ -198,7 +198,7 @@ def _registry() -> dict[str, Experiment]:
             "MNIST digits with dropout on the inputs and the last hidden layer",
             dropout=True,
             input_dropout=0.5,
-            minutes=300,
+            minutes=180,
             paper={"shf": 107.0},
             paper_note="errors of 10,000 at epoch 500",
             **mnist,
@@ -222,14 +222,14 @@ def _registry() -> dict[str, Experiment]:
             **usps,
         ),
         _classifier(
-            "reuters-classifier", "Reuters-21578, softmax regression 18933-65", dropout=False, minutes=10, **reuters
+            "reuters-classifier", "Reuters-21578, softmax regression 18933-65", dropout=False, minutes=6, **reuters
         ),
         _classifier(
             "reuters-classifier-dropout",
             "Reuters-21578, softmax regression with input dropout",
             dropout=True,
             input_dropout=0.2,
-            minutes=10,
+            minutes=6,
             **reuters,
         ),
         _autoencoder(
@@ -241,7 +241,7 @@ def _registry() -> dict[str, Experiment]:
             data="curves",
             sizes=(784, 400, 200, 100, 50, 25, 6),
             epochs=250,
-            minutes=120,
+            minutes=140,
             figure="Table 1, Figure 3",
             paper=_table_one(0.078, 0.110, 0.220, 0.250, 0.160, 0.110, 0.089),
             paper_note=_AUTOENCODER_NOTE,
@@ -255,7 +255,7 @@ def _registry() -> dict[str, Experiment]:
             data="mnist-autoencoder",
             sizes=(784, 1000, 500, 250, 30),
             epochs=100,
-            minutes=600,
+            minutes=1000,
             figure="Table 1, Figure 3",
             paper=_table_one(0.730, 0.770, 0.990, 1.100, 0.900, 0.780, 0.877),
             paper_note=_AUTOENCODER_NOTE,
