@@ -76,10 +76,9 @@ def gauss_newton_product(
     with preserved_global_state(), torch.enable_grad(), twice_differentiable_kernels(network.device):
         jacobian = Jacobian(network, batch, Draws(seed, batch.rows))
         hessian = Loss(loss).expand(jacobian.outputs, targets).hessian()
-    inner = GaussNewton(jacobian, hessian)
 
     def product(vector: Tensor) -> Tensor:
         with preserved_global_state(), twice_differentiable_kernels(network.device):
-            return inner(vector).clone()
+            return jacobian.vjp(hessian(jacobian.jvp(vector)))
 
     return product

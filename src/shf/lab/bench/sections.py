@@ -12,7 +12,7 @@ import torch
 from shf.lab import machine
 from shf.lab.bench import memory, peers, speed
 from shf.lab.bench.cases import FEED_FORWARD, PRODUCTS
-from shf.lab.bench.measure import QUICK, Pace
+from shf.lab.bench.measure import QUICK, Pace, settle_allocator
 
 Entry = dict[str, Any]
 
@@ -68,6 +68,7 @@ def select(names: Sequence[str] | None) -> list[str]:
 def measure_cases(cases: Sequence[str], *, quick: bool = False, progress: Callable[[str], object] = print) -> Entry:
     """Runs the cases one after the other; `progress` is told each name before it begins."""
     begun = time.perf_counter()
+    settle_allocator()
     started = datetime.now(UTC).isoformat(timespec="seconds")
     found: dict[str, dict[str, Entry]] = {}
     for section, (_, measure) in SECTIONS.items():
