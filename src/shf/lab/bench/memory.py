@@ -1,13 +1,15 @@
 """Peak memory, each figure from a process of its own: `python -m shf.lab.bench.memory REQUEST` prints one JSON object.
 
-What is counted is resident memory beyond that of the interpreter with torch loaded and its threads started: parameters,
-batch, activations, vectors. On Linux the high-water mark is set back before the measured work, so that what building the
-problem needed for a moment does not count; elsewhere it counts for both sides of a comparison.
+What is counted is resident memory beyond that of the interpreter with everything loaded and its threads started:
+parameters, batch, activations, vectors. Freed blocks are given back at once (an environment variable tells glibc so), hence
+the figure is what is alive and not what the allocator has kept. On Linux the high-water mark is set back before the
+measured work, so that what building the problem needed for a moment does not count; elsewhere it counts for both sides.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -38,7 +40,8 @@ def measure(what: str, case: str, *, quick: bool = False, microbatch: int | None
     """
     request = {"what": what, "case": case, "quick": quick, "microbatch": microbatch, "threads": torch.get_num_threads()}
     command = [sys.executable, "-m", "shf.lab.bench.memory", json.dumps(request)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**16)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode != 0:
         raise RuntimeError(f"measuring the memory of {what} on {case} failed:\n{done.stderr.strip()}")
     found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
