@@ -70,6 +70,12 @@ def test_who_does_not_know_whom(name, never):
     assert not known & never
 
 
+def test_one_module_talks_to_other_processes():
+    users = {path.stem for path in FOLDER.rglob("*.py") for m in imported(path) if m.startswith("torch.distributed")}
+    assert users == {"distributed"}
+    assert {name for name in CORE if "distributed" in siblings(name)} == {"together"}
+
+
 def test_only_the_adapters_know_the_optimizer():
     assert {name for name in CORE if "optimizer" in siblings(name)} <= {"__init__", "hf"}
 
