@@ -1,5 +1,6 @@
 """What the documentation says is so: its examples run, its tables and its map follow the code."""
 
+import json
 import re
 from pathlib import Path
 
@@ -19,6 +20,14 @@ def blocks(page: str) -> list[str]:
 def test_the_first_example_runs_as_written(page, capsys):
     exec(compile(blocks(page)[0], page, "exec"), {"__name__": "example"})
     assert "nan" not in capsys.readouterr().out
+
+
+def test_the_readmes_figures_are_those_of_the_records():
+    text = (ROOT / "README.md").read_text(encoding="utf-8").replace("**", "")
+    for method, name in (("shf", "SHF"), ("adam", "Adam"), ("nag", "NAG")):
+        rows = (ROOT / "results" / "demo" / method / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        last = [row for row in map(json.loads, rows) if row["row"] == "epoch"][-1]
+        assert f"| {name} | {last['train_squared_error']:.3f} | {last['test_squared_error']:.3f} |" in text
 
 
 def test_saving_and_resuming_as_described(tmp_path, monkeypatch):
