@@ -51,7 +51,7 @@ def gauss_newton_product(
 ) -> LinearMap:
     """The map v ↦ J'L''J v of a model and a loss on one batch, at the model's present parameters.
 
-    The graphs are built once; each product then costs about 1.3 gradients. Vectors are flat, in the order of
+    The graphs are built once; each product is then two backward passes. Vectors are flat, in the order of
     `model.parameters()` (or of `params`). Dropout masks are drawn once, from `seed`, and are the same in every product.
 
     Args:
