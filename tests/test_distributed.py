@@ -85,6 +85,7 @@ OPTIONS = {
     "curvature rows on one rank": {"curvature_batch": 5},
     "no preconditioner": {"preconditioner": None},
     "jacobi": {"preconditioner": "jacobi"},
+    "kronecker": {"preconditioner": "kronecker", "factor_every": 2},
     "microbatch": {"microbatch": 7},
     "first worse, max norm, decaying updates": {"backtracking": "first-worse", "max_norm": 0.3, "update_decay": 0.95},
     "sum": {"loss": nn.CrossEntropyLoss(reduction="sum"), "damping": 40.0, "weight_decay": 0.4},
@@ -92,6 +93,13 @@ OPTIONS = {
     "vectors split, jacobi, sum": {
         "split_vectors": True,
         "preconditioner": "jacobi",
+        "loss": nn.CrossEntropyLoss(reduction="sum"),
+        "damping": 40.0,
+        "weight_decay": 4.0,
+    },
+    "vectors split, kronecker, sum": {
+        "split_vectors": True,
+        "preconditioner": "kronecker",
         "loss": nn.CrossEntropyLoss(reduction="sum"),
         "damping": 40.0,
         "weight_decay": 4.0,
@@ -119,7 +127,7 @@ def test_two_ranks_follow_with_any_option():
 
 @pytest.mark.parametrize("sizes", [[40, 0], [0, 40], [39, 1]], ids=str)
 def test_a_rank_may_hold_no_rows_or_one(sizes):
-    check_trajectories(sizes, ["block of curvature rows", "jacobi", "sum", "vectors split"], 5)
+    check_trajectories(sizes, ["block of curvature rows", "jacobi", "kronecker", "sum", "vectors split"], 5)
 
 
 @pytest.mark.slow

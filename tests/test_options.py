@@ -87,6 +87,10 @@ CASES = {
         ("empirical-fisher", None), ("empirical-fisher", None), vanishes={"preconditioner_exponent": 0.0}
     ),
     "preconditioner_exponent": Case((0.75, 0.5), (0.75, 0.5), vanishes={"preconditioner": None}),
+    "factor_average": Case(
+        (0.95, 0.0), (0.95, 0.0), where={"preconditioner": "kronecker", "factor_every": 1}, vanishes=ONE_STEP
+    ),
+    "factor_every": Case((1, 4), (1, 4), where={"preconditioner": "kronecker"}),
     "backtracking": Case(("all", None), ("all", None), where=OVERSHOOTING, vanishes={"cg_iterations": 1}),
     "line_search_steps": Case((60, 0), (60, 0), where={**OVERSHOOTING, "cg_iterations": 1}),
     "max_norm": Case((None, 0.5), (None, 1e6)),

@@ -27,8 +27,10 @@ class Config:
         cg_decay_growth: γ is multiplied by this at every following epoch.
         cg_decay_max: γ's ceiling.
         update_decay: β, the factor before every update, is multiplied by this at every following epoch [c].
-        preconditioner: "empirical-fisher", "jacobi" or None.
-        preconditioner_exponent: [ξ].
+        preconditioner: "empirical-fisher", "jacobi", "kronecker" (see docs/fast.md) or None.
+        preconditioner_exponent: [ξ]; of the diagonal ones.
+        factor_average: the most that a renewal of Kronecker factors keeps of the old ones.
+        factor_every: steps from one renewal to the next; None for as many as keep its cost to a fifth of a step.
         backtracking: which CG iterate is taken: "all" (the best of all), "first-worse", or None (the last).
         line_search_steps: trials of the line search before a step is rejected [ω].
         max_norm: bound on each unit's squared incoming norm after an update: a number, "fan-in" for
@@ -57,6 +59,8 @@ class Config:
     update_decay: float = 1.0
     preconditioner: str | None = "empirical-fisher"
     preconditioner_exponent: float = 0.75
+    factor_average: float = 0.95
+    factor_every: int | None = None
     backtracking: str | None = "all"
     line_search_steps: int = 60
     max_norm: float | str | None = None
@@ -80,6 +84,8 @@ class Config:
         check.number("update_decay", above=0.0, most=1.0)
         check.choice("preconditioner", [kind.value for kind in Preconditioner])
         check.number("preconditioner_exponent", least=0.0, most=1.0)
+        check.number("factor_average", least=0.0, most=1.0)
+        check.integer("factor_every", least=1, optional=True)
         check.choice("backtracking", [rule.value for rule in Backtracking])
         check.integer("line_search_steps", least=0)
         if self.max_norm != "fan-in" and self.max_norm is not None:
@@ -91,6 +97,11 @@ class Config:
         check.integer("check_every", least=1)
         if self.rank_timeout is not None:
             check.number("rank_timeout", above=0.0, or_else="or None")
+        if self.preconditioner == Preconditioner.KRONECKER.value and self.message_dtype is not None:
+            raise ValueError(
+                f"{self._owner}(preconditioner='kronecker', message_dtype={self.message_dtype!r}): factors rounded to that "
+                "are not positive definite any more; use message_dtype=None"
+            )
 
     @classmethod
     def names(cls) -> list[str]:
@@ -122,6 +133,10 @@ class HFConfig(Config):
         check = _Checker(self._owner, self)
         check.number("progress_tolerance", least=0.0)
         check.number("iterate_spacing", above=1.0)
+        if self.preconditioner == Preconditioner.KRONECKER.value:
+            raise ValueError(
+                "HF(preconditioner='kronecker'): only shf.SHF has it; use 'empirical-fisher', 'jacobi' or None"
+            )
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class LastSolution:
         whole = None if ranks.split else delta
         pieces = [None] * len(network.parameters) if whole is None else network.shapes.split(whole)
         for p, d in zip(network.parameters, pieces, strict=True):
-            state[p] = {} if d is None else {"delta": d}
+            _put(d, p, state)
 
     def gather(self, state: OptimizerState, ranks: Ranks) -> None:
         """Puts the whole into the optimizer's state; every process must take part."""
@@ -53,7 +53,7 @@ class LastSolution:
         shapes = self.network.shapes
         whole = ranks.whole(self.part, sum(shapes.sizes))
         for p, d in zip(self.network.parameters, shapes.split(whole), strict=True):
-            state[p] = {"delta": d}
+            _put(d, p, state)
         self.forget()
 
     def forget(self) -> None:
@@ -63,3 +63,9 @@ class LastSolution:
 def whole_deltas(network: Network, state: OptimizerState) -> list[Tensor | None]:
     """δ of each parameter where the optimizer's state has it."""
     return [state.get(p, {}).get("delta") for p in network.parameters]
+
+
+def _put(delta: Tensor | None, parameter: Tensor, state: OptimizerState) -> None:
+    """A new entry with this δ, beside whatever else is remembered of the parameter."""
+    others = {name: value for name, value in state.get(parameter, {}).items() if name != "delta"}
+    state[parameter] = others if delta is None else {"delta": delta, **others}

@@ -199,8 +199,8 @@ class LossExpansion:
         if len(self._leaves) != 1 or self._leaves[0][0].numel() > _DENSE_OUTPUTS:
             shapes = [tuple(z.shape) for z in self._leaves]
             raise ValueError(
-                f"preconditioner='jacobi' needs a root of L'' and loss {self._loss.name} on outputs {shapes} has no "
-                "closed form for it; use preconditioner='empirical-fisher'"
+                f"preconditioner='jacobi' and 'kronecker' need a root of L'', and loss {self._loss.name} on outputs "
+                f"{shapes} has no closed form for it; use preconditioner='empirical-fisher'"
             )
         z = self._leaves[0]
         per_row = z[0].numel()

@@ -8,7 +8,7 @@ over rows is a plain sum. The decay is added once, after the processes' parts.
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,8 +18,11 @@ from shf.batching import Batch
 from shf.cg import LinearMap
 from shf.curvature import GaussNewton
 from shf.decay import Decay
+from shf.factored import Renewal
 from shf.flat import all_finite
 from shf.jacobian import Jacobian
+from shf.kronecker import Block
+from shf.layerfactors import Sums, explained_gradient, layer_sums, sampled_diagonal
 from shf.layout import Layout, batch_statistics
 from shf.losses import Loss, LossExpansion, Reduction
 from shf.network import Network
@@ -59,6 +62,7 @@ class Objective:
         settings: preconditioner and memory bound.
         ranks: the processes that hold shares of X^g.
         share: which of its rows this process holds; by default all.
+        renewal: the Kronecker preconditioner of this step, where that is wanted.
 
     Attributes:
         buffers: the module's buffers as the gradient pass left them; None before `expand`.
@@ -79,6 +83,7 @@ class Objective:
         settings: Settings = PAPER,
         ranks: Ranks = ALONE,
         share: Share | None = None,
+        renewal: Renewal | None = None,
     ) -> None:
         self.buffers: dict[str, Tensor] | None = None
         self.rows = batch.rows
@@ -100,13 +105,22 @@ class Objective:
         self._drawless = False  # known after the first pass
         self._jacobian: Jacobian | None = None
         self._expansion: LossExpansion | None = None
+        self._renewal = renewal
+        self._recorded: tuple[Jacobian, LossExpansion] | None = None
+        self._explained = [True] * len(renewal.blocks) if renewal is not None else []
         if not ranks.several:  # else where the other processes can be told: in the first pass
             self._refuse_chunks_where_rows_mix()
 
     def expand(self, damping: float) -> Expansion:
         terms = self._sum_terms()
-        exponent = self._settings.exponent
-        return expand_terms(terms, self._network, self._decay, self._ranks, damping=damping, exponent=exponent)
+        exponent, ranks, decay = self._settings.exponent, self._ranks, self._decay
+        here = expand_terms(terms, self._network, decay, ranks, damping=damping, exponent=exponent)
+        if self._renewal is None:
+            return here
+        if self._renewal.due:
+            self._renewal.renew(damping, decay, ranks, self._explained, self._own_factors)
+            self._recorded = None
+        return replace(here, precondition=self._renewal.solver(decay, ranks))
 
     def data_terms(self) -> tuple[float, Tensor, Tensor | None]:
         """L, ∇L and the diagonal of P before damping: everything but the decay."""
@@ -159,7 +173,8 @@ class Objective:
         wanted = self._settings.preconditioner
         if self._batch.rows == 0:
             return no_terms(self._network, wanted)
-        J = self._make_jacobian(None, record=wanted is not Preconditioner.NONE)
+        renew = self._renewal is not None and self._renewal.due
+        J = self._make_jacobian(None, record=wanted.diagonal or renew)
         self._drawless = not self._draws.drawn
         L = self._loss.expand(J.outputs, self._batch.targets)
         value = L.value.item()
@@ -168,7 +183,12 @@ class Objective:
                 f"loss {self._loss.name} is {value} at the present parameters, before the step{self._suspects()}"
             )
         axes = self._layout.calls if self._layout.separable else None
-        gradient, diagonal = gradient_and_diagonal(wanted, J, L, self._loss.reduction, axes, self._signs)
+        diagonal: Tensor | None = None
+        if self._renewal is not None and renew:
+            gradient, self._explained = explained_gradient(J, L.gradient, self._renewal.blocks)
+            self._recorded = (J, L)
+        else:
+            gradient, diagonal = gradient_and_diagonal(wanted, J, L, self._loss.reduction, axes, self._signs)
         if not all_finite(gradient):
             raise ValueError(f"the gradient is not finite at the present parameters, before the step{self._suspects()}")
         if self._share.within(self._rows) is None:  # all rows here are curvature rows: one graph serves both
@@ -177,6 +197,19 @@ class Objective:
             value, gradient = weight * value, gradient.mul_(weight)
             diagonal = None if diagonal is None else diagonal.mul_(weight)
         return Terms(value, gradient, diagonal, J.buffers)
+
+    def _own_factors(self, blocks: Sequence[Block], others: Sequence[int]) -> tuple[Sequence[Sums], dict[int, Tensor]]:
+        """Sums of layers' inputs and root gradients over this process's rows, and diagonals of other parameters."""
+        if self._recorded is None:  # no rows here
+            zeros = self._network.parameters[0].new_zeros
+            empty = [Sums(zeros(b.inputs, b.inputs), zeros(b.outputs, b.outputs), 0) for b in blocks]
+            return empty, {i: zeros(self._network.shapes.shapes[i]) for i in others}
+        J, L = self._recorded
+        # E[uu'] = L'' of this share; the whole batch's L'' is the weighted sum of the shares'
+        roots = [math.sqrt(self._weight) * u for u in L.hessian_root(self._signs)]
+        sums = layer_sums(J, roots, blocks) if blocks else []
+        axes = self._layout.calls if self._layout.separable else None
+        return sums, sampled_diagonal(J, roots, axes, others) if others else {}
 
     def _gauss_newton(self, rows: Tensor | None, scale: float) -> GaussNewton:
         J, L = self._jacobian, self._expansion

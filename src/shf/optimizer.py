@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from shf.batching import Batch, Count, Select, count_rows, curvature_rows, select_rows
 from shf.config import Config
 from shf.decay import Decay
+from shf.factored import FactorMemory, Renewal, Schedule
 from shf.groups import Parameters, check_decay, make_groups
 from shf.lastsolution import LastSolution, whole_deltas
 from shf.layout import NO_ROWS, Layout, find_layout, signature
@@ -100,6 +101,7 @@ class SHF(Optimizer):
         self._layout: tuple[object, Layout] | None = None
         self._connection = Connection(process_group, _communication(self.config))
         self._last_solution = LastSolution()
+        self._factors = FactorMemory()
         self._warned_of_autocast = False
         super().__init__(make_groups(self.model, params, weight_decay), {"weight_decay": weight_decay})
         seed = int(torch.randint(2**62, ()).item()) if seed is None else seed
@@ -166,6 +168,7 @@ class SHF(Optimizer):
             own, meeting = ranks.meet(lambda: self._prepare(inputs, targets, ranks))
             (share,), (batch, layout) = meeting.shares, own.data
             strided = config.curvature_rows == "strided"
+            renewal = self._renewal(own.network, share.total)
             objective = Objective(
                 own.network,
                 self.loss,
@@ -177,8 +180,9 @@ class SHF(Optimizer):
                 settings=self._settings,
                 ranks=ranks,
                 share=share,
+                renewal=renewal,
             )
-            return self._iterate(objective, own.network, lambda: objective.buffers or {}, ranks)
+            return self._iterate(objective, own.network, lambda: objective.buffers or {}, ranks, renewal)
 
     def next_epoch(self) -> None:
         """Begins the next epoch: γ ← min(1.01 γ, 0.99), β ← cβ, and the next curvature rows."""
@@ -291,6 +295,15 @@ class SHF(Optimizer):
         c = self.config
         return Settings(Preconditioner(c.preconditioner), c.preconditioner_exponent, c.microbatch)
 
+    def _renewal(self, network: Network, rows: int) -> Renewal | None:
+        """The Kronecker preconditioner of this step, where that is what the user wants."""
+        c = self.config
+        if Preconditioner(c.preconditioner) is not Preconditioner.KRONECKER:
+            return None
+        share = 1.0 if c.curvature_batch is None else min(1.0, c.curvature_batch / rows)
+        schedule = Schedule(c.factor_average, c.factor_every, c.cg_iterations, share)
+        return Renewal(self._factors, network, self.state, self._scalars, self._scalars["iteration"], schedule)
+
     @property
     def _solver(self) -> Solver:
         return SHORT_RUNS
@@ -326,7 +339,12 @@ class SHF(Optimizer):
         return layout
 
     def _iterate(
-        self, problem: Problem, network: Network, buffers: Callable[[], Mapping[str, Tensor]], ranks: Ranks
+        self,
+        problem: Problem,
+        network: Network,
+        buffers: Callable[[], Mapping[str, Tensor]],
+        ranks: Ranks,
+        renewal: Renewal | None = None,
     ) -> StepInfo:
         """A step on this process's part of the vectors, and the writes that follow it."""
         scalars, last, size = self._scalars, self._last_solution, sum(network.shapes.sizes)
@@ -352,7 +370,7 @@ class SHF(Optimizer):
             _assign_(network, theta_next)
             network.assign_buffers_(buffers())
             last.write(after.delta, network, self.state, ranks)
-            self.param_groups[0]["shf"] = scalars
+            self.param_groups[0]["shf"] = scalars if renewal is None else {**scalars, **renewal.write()}
         return info
 
     @contextmanager

@@ -10,7 +10,7 @@ exact fallback: a batched backward pass over the cotangents of several cases.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -65,38 +65,66 @@ def squared_vjp(jacobian: Jacobian, cotangents: Sequence[Tensor], *, axes: CallA
             case only the fallback is right.
     """
     shapes, like = jacobian.network.shapes, cotangents[0]
-    gradient: Tensor | None = None
-    squares: list[Tensor | None] = []
-    for rows, graph, part in jacobian.graphs_with(cotangents):
-        pulled, found = _by_layers(jacobian, graph, part, axes or {}, len(rows))
-        flat = shapes.flatten(pulled, like)
-        if gradient is None:
-            gradient, squares = flat, found
-        else:
-            gradient += flat
-            squares = [None if s is None or f is None else s.add_(f) for s, f in zip(squares, found, strict=True)]
-        graph.calls.of.clear()
-    assert gradient is not None
+    gradient, squares = layer_squares(jacobian, cotangents, axes=axes)
     left = [i for i, square in enumerate(squares) if square is None]
     if left:
         for i, square in _case_by_case(jacobian, cotangents, left, separable=axes is not None).items():
             squares[i] = square
-    return gradient, shapes.flatten(squares, like)
+    return shapes.flatten(gradient, like), shapes.flatten(squares, like)
+
+
+def layer_squares(
+    jacobian: Jacobian, cotangents: Sequence[Tensor], *, axes: CallAxes | None, only: Collection[int] | None = None
+) -> tuple[list[Tensor | None], list[Tensor | None]]:
+    """J'u and Σ_j (J_j'u_j)² parameter by parameter, from layer formulas alone.
+
+    Args:
+        jacobian: as in `squared_vjp`; its record of calls is let go.
+        cotangents: u.
+        axes: as in `squared_vjp`.
+        only: the numbers of the parameters that are wanted; by default all.
+
+    Returns:
+        The gradient, None for parameters without influence or not wanted; and the squares, None where no layer has a
+        formula for them (zeros where there is no influence, or no wish).
+    """
+    gradient: list[Tensor | None] = []
+    squares: list[Tensor | None] = []
+    for rows, graph, part in jacobian.graphs_with(cotangents):
+        pulled, found = _by_layers(jacobian, graph, part, axes or {}, len(rows), only)
+        if not gradient:
+            gradient, squares = pulled, found
+        else:
+            gradient = [p if g is None else g if p is None else g + p for g, p in zip(gradient, pulled, strict=True)]
+            squares = [None if s is None or f is None else s.add_(f) for s, f in zip(squares, found, strict=True)]
+        graph.calls.of.clear()
+    return gradient, squares
 
 
 def _by_layers(
-    jacobian: Jacobian, graph: Graph, cotangents: Sequence[Tensor], axes: CallAxes, rows: int
-) -> tuple[Sequence[Tensor | None], list[Tensor | None]]:
+    jacobian: Jacobian,
+    graph: Graph,
+    cotangents: Sequence[Tensor],
+    axes: CallAxes,
+    rows: int,
+    only: Collection[int] | None,
+) -> tuple[list[Tensor | None], list[Tensor | None]]:
     """The gradient, and the sums of squares of the parameters whose layer has a formula (None for the others)."""
     model, names = jacobian.network.model, jacobian.network.names
-    owners = {m: calls for m, calls in _sole_owners(model, graph).items() if len(axes.get(m, [])) == len(calls)}
+    wanted = sorted(range(len(names)) if only is None else only)
+    places = {names[i]: i for i in wanted}
+    owners = {m: calls for m, calls in sole_owners(model, graph).items() if len(axes.get(m, [])) == len(calls)}
+    if only is not None:
+        members = {id(jacobian.network.parameters[i]) for i in wanted}
+        owners = {m: c for m, c in owners.items() if any(id(p) in members for p in m.parameters())}
     outputs = [c.output for calls in owners.values() for c in calls if c.output is not None and c.output.requires_grad]
-    pulled = jacobian.pull(graph, cotangents, [*graph.theta, *outputs])
-    gradient = pulled[: len(graph.theta)]
-    by_output = {id(z): g for z, g in zip(outputs, pulled[len(graph.theta) :], strict=True)}
+    pulled = jacobian.pull(graph, cotangents, [*(graph.theta[i] for i in wanted), *outputs])
+    gradient: list[Tensor | None] = [None] * len(names)
+    for i, g in zip(wanted, pulled[: len(wanted)], strict=True):
+        gradient[i] = g
+    by_output = {id(z): g for z, g in zip(outputs, pulled[len(wanted) :], strict=True)}
 
     squares = [torch.zeros_like(p) if g is None else None for g, p in zip(gradient, graph.theta, strict=True)]
-    places = {name: i for i, name in enumerate(names)}
     for prefix, module in model.named_modules():
         if module not in owners:
             continue
@@ -106,13 +134,13 @@ def _by_layers(
         if not values or uses is None:
             continue
         for name, found in _layer_squares(module, values, uses).items():
-            i = own[name]
-            if i is not None and (g := gradient[i]) is not None and found.explains(g):
-                squares[i] = found.total
+            place = own[name]
+            if place is not None and (g := gradient[place]) is not None and found.explains(g):
+                squares[place] = found.total
     return gradient, squares
 
 
-def _sole_owners(model: nn.Module, graph: Graph) -> dict[nn.Module, list[Call]]:
+def sole_owners(model: nn.Module, graph: Graph) -> dict[nn.Module, list[Call]]:
     """Recorded leaf modules that share no parameter with another module and whose outputs nobody overwrote."""
     holders: dict[int, int] = {}
     for module in model.modules():
@@ -292,6 +320,12 @@ def _probe(size: int, like: Tensor) -> Tensor:
     """A fixed vector without structure, for comparing two matrices through one projection of each."""
     angles = torch.arange(1, size + 1, dtype=torch.float64) * (math.sqrt(5) - 1) * math.pi
     return angles.cos().to(like)
+
+
+def projections_agree(use: Use, gradient: Tensor) -> bool:
+    """Whether Σ_j g_j a_j' is a given (outputs, inputs) matrix, seen through one projection."""
+    left, right = _probe(use.g.shape[1], use.g), _probe(use.a.shape[1], use.g)
+    return _projects_to((use.g @ left) * (use.a @ right), lambda G: left @ (G @ right))(gradient)
 
 
 def _projects_to(terms: Tensor, project: Callable[[Tensor], Tensor]) -> Callable[[Tensor], bool]:

@@ -1,4 +1,7 @@
-"""Diagonal preconditioners for CG: P = [diagonal + λ + w]^ξ, elementwise. No CG here."""
+"""Diagonal preconditioners for CG: P = [diagonal + λ + w]^ξ, elementwise. No CG here.
+
+The one that is not diagonal has files of its own: `shf.kronecker`, `shf.layerfactors`, `shf.factored`.
+"""
 
 import enum
 from collections.abc import Callable
@@ -18,14 +21,21 @@ Signs = Callable[[Tensor], Tensor]
 
 
 class Preconditioner(enum.Enum):
-    """What stands on the diagonal of P."""
+    """What P is made of."""
 
     EMPIRICAL_FISHER = "empirical-fisher"
     """(1/B) Σ_j (∇L_j)², Martens' choice and the paper's. For a sum over rows, B times that."""
     JACOBI = "jacobi"
     """An unbiased estimate of diag(J'L''J): squares of J_j'S_jξ_j with S S' = L'' and ξ = ±1 (Chapelle & Erhan, 2011)."""
+    KRONECKER = "kronecker"
+    """Two factors for each linear or convolution layer, running averages; a Jacobi diagonal for all else."""
     NONE = None
     """P = 1."""
+
+    @property
+    def diagonal(self) -> bool:
+        """Whether every step computes a diagonal."""
+        return self in (Preconditioner.EMPIRICAL_FISHER, Preconditioner.JACOBI)
 
 
 def gradient_and_diagonal(
@@ -44,7 +54,7 @@ def gradient_and_diagonal(
         axes: see `squared_vjp`.
         signs: ξ.
     """
-    if kind is Preconditioner.NONE:
+    if not kind.diagonal:
         return jacobian.vjp(expansion.gradient), None
     if kind is Preconditioner.EMPIRICAL_FISHER:
         gradient, squares = squared_vjp(jacobian, expansion.gradient, axes=axes)

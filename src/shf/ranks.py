@@ -104,6 +104,9 @@ class Ranks(Protocol):
     def common(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of the first process that holds rows, in one message."""
 
+    def mine(self, number: int) -> bool:
+        """Whether the one of several equal tasks that has this number is this process's to do."""
+
     # Vectors of θ's size may be split over the processes: each computes with its own part, and inner products are summed.
 
     @property
@@ -145,6 +148,9 @@ class Alone(Whole):
     """One process: every sum is its own part."""
 
     several = False
+
+    def mine(self, number: int) -> bool:
+        return True
 
     def __repr__(self) -> str:
         return "one process"

@@ -26,7 +26,7 @@ class Terms:
 def no_terms(network: Network, preconditioner: Preconditioner) -> Terms:
     """The terms of a process without rows."""
     zeros = torch.zeros_like(network.theta())
-    diagonal = None if preconditioner is Preconditioner.NONE else zeros.clone()
+    diagonal = zeros.clone() if preconditioner.diagonal else None
     return Terms(0.0, zeros, diagonal, network.buffers())
 
 

@@ -163,6 +163,9 @@ class Together(Whole):
         self._end_together(packed[size].item() != 0, error)
         return packed[:size].to(like.dtype)
 
+    def mine(self, number: int) -> bool:
+        return number % self.channel.size == self.channel.rank
+
     def common(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if not tensors:
             return {}
