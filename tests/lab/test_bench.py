@@ -55,6 +55,14 @@ def test_a_step_is_the_second_step_each_time():
     assert infos[0].products == case.cg_iterations + 1
 
 
+@pytest.mark.parametrize("what", speed.SWEEPS)
+def test_steps_of_a_sweep_do_the_same_work(what, results):
+    """Else the exponent would be that of the line search's luck."""
+    for point in results["sections"]["scaling"][what]["points"]:
+        zeta = point["value"] if what == "cg-iterations" else 1
+        assert (point["products"], point["evaluations"]) == (zeta + 1, zeta)
+
+
 def test_the_floor_has_the_products_that_are_counted():
     """3 products per layer for a gradient (2 in the first), 1 for the preconditioner, 4 (2) for J'L''J, 1 to evaluate."""
     floor, layers = Floor((4, 3, 2), 5, 5), 2
@@ -203,6 +211,7 @@ def test_the_page_is_filled_in_between_its_marks(results, tmp_path):
         assert text.startswith("before\n")
         assert text.endswith("after\n")
         assert "old" not in text
+        assert (tmp_path / report.FIGURE).is_file()
         assert text.count("| USPS classifier |") == 2  # against the floor, and against a gradient
         assert "| sparse against dense, products | 10 × | ≥ 20 | **no** |" in text
 

@@ -6,7 +6,6 @@ command that cannot be right. Heavy imports wait until a command needs them.
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
+from shf.lab.allocator import keep_freed_memory
 from shf.lab.experiments import EXPERIMENTS, ExperimentError
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ CheckpointSeconds = Annotated[float, typer.Option(min=0.0, help="At most so long
 def _main(
     version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version.")] = False,
 ) -> None:
+    keep_freed_memory()
     if version:
         from shf import __version__
 
@@ -331,11 +332,12 @@ def demo(
 @app.command()
 def bench(
     out: Annotated[Path | None, typer.Option(help="Where the figures go.")] = None,
-    case: Annotated[list[str] | None, typer.Option(help="Only this case; repeatable.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer repetitions.")] = False,
+    case: Annotated[list[str] | None, typer.Option(help="Only this case or section; repeatable.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Shrunk shapes, once each.")] = False,
 ) -> None:
-    """The speed benchmarks."""
-    benchmarks = importlib.import_module("shf.lab.bench")
+    """What a step costs: against its matrix products, with size, in memory, and beside its peers."""
+    from shf.lab import bench as benchmarks
+
     raise typer.Exit(benchmarks.run(out, case, quick))
 
 

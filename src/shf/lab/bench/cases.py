@@ -47,6 +47,7 @@ class FeedForward:
         cg_iterations: ζ.
         damping: λ.
         weight_decay: w.
+        line_search_steps: ω; 0 where every step must do the same work.
         density: the share of inputs that is not zero; 1 for dense inputs.
         sparse: whether the inputs are a CSR matrix.
     """
@@ -59,6 +60,7 @@ class FeedForward:
     cg_iterations: int
     damping: float = 1.0
     weight_decay: float = 0.0
+    line_search_steps: int = 60
     density: float = 1.0
     sparse: bool = False
 
@@ -95,6 +97,7 @@ class FeedForward:
             cg_iterations=cg_iterations or self.cg_iterations,
             curvature_batch=self.curvature_rows,
             weight_decay=self.weight_decay,
+            line_search_steps=self.line_search_steps,
             microbatch=microbatch,
             seed=0,
         )

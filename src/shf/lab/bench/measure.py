@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 Task = Callable[[], object]
 Clock = Callable[[], float]
 
@@ -58,15 +56,6 @@ class Pace:
 
 
 QUICK = Pace(quick=True, repetitions=1, seconds=0.0)
-
-
-def settle_allocator() -> None:
-    """Brings the allocator into the state in which training finds it, with a data set loaded before.
-
-    glibc's malloc begins by giving freed blocks back to the system, to be faulted in again at the next use; it keeps
-    blocks up to the largest size (at most 32 MiB) of which it has seen one freed. This is one such block.
-    """
-    torch.empty(31 * 2**18)  # 31 MiB of float32, freed at once
 
 
 def interleaved(

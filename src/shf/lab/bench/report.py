@@ -1,5 +1,6 @@
-"""Tables, plot and page from a record of the benchmark: `python -m shf.lab.bench.report RECORD.json PAGE.md` fills in the
-marked part of a page. No torch here.
+"""Tables, plot and page from a record of the benchmark. No torch here.
+
+`python -m shf.lab.bench.report RECORD.json PAGE.md` fills in the marked part of a page and draws figures/speed.svg by it.
 """
 
 from __future__ import annotations
@@ -20,15 +21,16 @@ from rich.table import Table
 from shf.lab.bench.targets import SPARSE, judge
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
+FIGURE = Path("figures") / "speed.svg"
+"""The plot of a page, from the page's directory."""
 
 Rows = list[Sequence[str]]
 
 
 def write(results: dict[str, Any], folder: Path) -> Path:
-    """Writes the record and its plot, named by the day; returns the record's path."""
+    """Writes the record and its plot over those of the last run; returns the record's path."""
     folder.mkdir(parents=True, exist_ok=True)
-    name = results["started"][:10] + ("-quick" if results["quick"] else "")
-    path = folder / f"{name}.json"
+    path = folder / ("speed-quick.json" if results["quick"] else "speed.json")
     path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     plot(results, path.with_suffix(".svg"))
     return path
@@ -236,8 +238,8 @@ def _lines(axes: Axes, sweeps: dict[str, Any]) -> None:
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """The tables as Markdown, under the machine they were measured on."""
-    parts = [f"*{describe(results)}*"]
+    """Plot and tables as Markdown, under the machine they were measured on."""
+    parts = [f"*{describe(results)}*", f"![steps, products, scaling and peers]({FIGURE.as_posix()})"]
     for title, heads, rows in tables(results):
         lines = [" | ".join(row) for row in (heads, ["---"] * len(heads), *rows)]
         parts.append(f"**{title}**\n\n" + "\n".join(f"| {line} |" for line in lines))
@@ -264,6 +266,9 @@ def main(arguments: Sequence[str]) -> int:
     record, page = (Path(argument) for argument in arguments)
     results = json.loads(record.read_text(encoding="utf-8"))
     page.write_text(fill_in(page.read_text(encoding="utf-8"), results), encoding="utf-8")
+    figure = page.parent / FIGURE
+    figure.parent.mkdir(exist_ok=True)
+    plot(results, figure)
     return 0
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from shf.lab import machine
+from shf.lab.allocator import keep_freed_memory
 from shf.lab.bench import memory, peers, speed
 from shf.lab.bench.cases import FEED_FORWARD, PRODUCTS
-from shf.lab.bench.measure import QUICK, Pace, settle_allocator
+from shf.lab.bench.measure import QUICK, Pace
 
 Entry = dict[str, Any]
 
@@ -68,7 +69,7 @@ def select(names: Sequence[str] | None) -> list[str]:
 def measure_cases(cases: Sequence[str], *, quick: bool = False, progress: Callable[[str], object] = print) -> Entry:
     """Runs the cases one after the other; `progress` is told each name before it begins."""
     begun = time.perf_counter()
-    settle_allocator()
+    keep_freed_memory()
     started = datetime.now(UTC).isoformat(timespec="seconds")
     found: dict[str, dict[str, Entry]] = {}
     for section, (_, measure) in SECTIONS.items():

@@ -86,7 +86,8 @@ def product_against_gradient(case: FeedForward | Other, pace: Pace) -> dict[str,
 
 
 def _square(width: int, rows: int, cg_iterations: int) -> FeedForward:
-    return FeedForward("square", (width, width, width, 10), False, rows, None, cg_iterations)
+    """A network of two square layers whose step always takes ζ + 1 products and ζ evaluations."""
+    return FeedForward("square", (width, width, width, 10), False, rows, None, cg_iterations, line_search_steps=0)
 
 
 Sweeps = dict[str, tuple[Sequence[int], Callable[[int], FeedForward]]]
