@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 import shf
 from shf import cli
-from shf.lab import checkpoint, commands, experiments
+from shf.lab import bench, checkpoint, commands, experiments
 from shf.lab.checkpoint import CheckpointStore
 from shf.lab.records import read_run
 
@@ -149,9 +149,7 @@ def test_tune_writes_what_run_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_bench_is_called_with_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    fake = ModuleType("shf.lab.bench")
-    fake.run = lambda out, cases, quick: seen.append((out, cases, quick)) or 1  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "shf.lab.bench", fake)
+    monkeypatch.setattr(bench, "run", lambda out, cases, quick: seen.append((out, cases, quick)) or 1)
     assert shf_command("bench", "--quick", "--case", "a", "--case", "b").exit_code == 1
     assert seen == [(None, ["a", "b"], True)]
 
