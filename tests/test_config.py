@@ -15,6 +15,8 @@ NAN, INF = math.nan, math.inf
 OUT_OF_RANGE = {
     "damping": ([0, -1.0, NAN, INF, "1", None, True], "a number greater than 0"),
     "damping_factor": ([0, -0.5, 1.01, NAN, None], "a number greater than 0 and at most 1"),
+    "damping_min": ([0, -1.0, NAN, INF, "1", None, True], "a number greater than 0"),
+    "damping_max": ([0, -1.0, NAN, INF, "1", None, True], "a number greater than 0"),
     "cg_iterations": ([0, -3], "at least 1"),
     "curvature_batch": ([0, -1], "at least 1 or None"),
     "curvature_rows": (["random", None, 3], "one of 'block', 'strided'"),
@@ -29,6 +31,8 @@ OUT_OF_RANGE = {
     "backtracking": (["best", "last", 1, True], "one of 'all', 'first-worse', None"),
     "line_search_steps": ([-1], "at least 0"),
     "max_norm": ([0, -2.0, NAN, INF, "fan-out", True], "a number greater than 0, 'fan-in', or None"),
+    "nonfinite": (["ignore", None, True], "one of 'raise', 'skip'"),
+    "max_rejections": ([0, -1], "at least 1 or None"),
     "microbatch": ([0, -1], "at least 1 or None"),
     "momentum_off_on_divergence": ([None, "yes", 1], "True or False"),
     "split_vectors": ([None, "yes", 1], "True or False"),
@@ -41,6 +45,7 @@ NOT_WHOLE = {
     "curvature_batch": ([10.0, "all", True], "a whole number or None"),
     "factor_every": ([5.0, "auto"], "a whole number or None"),
     "line_search_steps": ([60.0, None, False], "a whole number"),
+    "max_rejections": ([8.0, "8", True], "a whole number or None"),
     "microbatch": ([8.0, "8"], "a whole number or None"),
     "check_every": ([10.0, None, True], "a whole number"),
 }
@@ -106,6 +111,8 @@ def test_parameter_groups_are_checked_too(name, value, expected):
     [
         ("damping", 1e-15),
         ("damping_factor", 1),
+        ("damping_min", 1.0),
+        ("damping_max", 1),
         ("cg_iterations", 1),
         ("curvature_batch", 1),
         ("cg_decay", 0),
@@ -120,6 +127,9 @@ def test_parameter_groups_are_checked_too(name, value, expected):
         ("line_search_steps", 0),
         ("max_norm", 1e-3),
         ("max_norm", "fan-in"),
+        ("nonfinite", "skip"),
+        ("max_rejections", 1),
+        ("max_rejections", None),
         ("microbatch", 1),
         ("weight_decay", 0),
         ("seed", 0),
@@ -130,6 +140,15 @@ def test_parameter_groups_are_checked_too(name, value, expected):
 def test_the_ends_of_the_ranges_work(name, value):
     info = shf.SHF(mlp(), nn.CrossEntropyLoss(), **{name: value}).step(*labelled())
     assert info.loss_after <= info.loss_before
+
+
+@pytest.mark.parametrize(
+    "options", [{"damping": 2.0, "damping_max": 1.5}, {"damping_min": 3.0}, {"damping_min": 2.0, "damping_max": 0.5}]
+)
+def test_damping_begins_between_its_bounds(options):
+    """Fails without the check: λ = 2 with a ceiling of 1.5 would be used as it is in the first step."""
+    with pytest.raises(ValueError, match=r"SHF\(damping=.*\): must be between damping_min=.* and damping_max="):
+        shf.SHF(mlp(), nn.CrossEntropyLoss(), **options)
 
 
 @pytest.mark.parametrize("kind", [shf.SHF, shf.HF])
@@ -150,6 +169,8 @@ def test_defaults_are_those_of_the_paper():
     assert dataclasses.asdict(shf.Config()) == {
         "damping": 1.0,
         "damping_factor": 0.99,
+        "damping_min": 1e-15,
+        "damping_max": 1e15,
         "cg_iterations": 3,
         "curvature_batch": None,
         "curvature_rows": "block",
@@ -164,6 +185,8 @@ def test_defaults_are_those_of_the_paper():
         "backtracking": "all",
         "line_search_steps": 60,
         "max_norm": None,
+        "nonfinite": "raise",
+        "max_rejections": 50,
         "microbatch": None,
         "momentum_off_on_divergence": False,
         "split_vectors": False,

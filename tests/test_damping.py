@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import helpers  # noqa: F401 - the hypothesis profile
-from shf.damping import DAMPING_MAX, DAMPING_MIN, adapt_damping, reduction_ratio
+from shf.damping import DAMPING_MAX, DAMPING_MIN, DampingBound, adapt_damping, bound_reached, reduction_ratio
 
 FAILURE = -math.inf
 
@@ -68,3 +68,17 @@ def test_damping_stays_a_usable_number(rho, bound):
     for _ in range(10_000):
         damping = adapt_damping(damping, rho, 0.5)
     assert damping == bound
+
+
+@given(damping=st.floats(1e-300, 1e300), rho=st.one_of(st.just(FAILURE), st.floats(-2, 2)), factor=st.floats(0.1, 1.0))
+def test_bounds_hold_whatever_it_was(damping, rho, factor):
+    """Fails if λ is held to its bounds only where it moves: a state from elsewhere may lie outside."""
+    assert 0.5 <= adapt_damping(damping, rho, factor, least=0.5, most=2.0) <= 2.0
+
+
+@pytest.mark.parametrize(
+    ("damping", "expected"),
+    [(0.5, DampingBound.FLOOR), (0.6, None), (2.0, DampingBound.CEILING), (9.0, DampingBound.CEILING)],
+)
+def test_the_bound_that_is_reached(damping, expected):
+    assert bound_reached(damping, 0.5, 2.0) is expected

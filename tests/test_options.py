@@ -94,6 +94,16 @@ CASES = {
     "backtracking": Case(("all", None), ("all", None), where=OVERSHOOTING, vanishes={"cg_iterations": 1}),
     "line_search_steps": Case((60, 0), (60, 0), where={**OVERSHOOTING, "cg_iterations": 1}),
     "max_norm": Case((None, 0.5), (None, 1e6)),
+    "damping_min": Case((1e-15, 1.0), (1e-15, 1.0), where={"damping_factor": 0.5}, vanishes={"damping_factor": 1.0}),
+    "damping_max": Case(
+        (1e15, 1e-3),
+        (1e15, 1e-3),
+        where={**OVERSHOOTING, "damping_factor": 0.5},
+        vanishes={"damping": 1e-3, **ONE_STEP},
+    ),
+    # for batches that are not finite, and for steps that do not move: see test_nonfinite.py and test_rejections.py
+    "nonfinite": Case((), ("raise", "skip")),
+    "max_rejections": Case((), (50, None)),
     # chunks change nothing but memory: see the tests below
     "microbatch": Case((), (None, 5), tolerance=1e-9),
     "momentum_off_on_divergence": Case((False, True), (False, True), where=DIVERGING),

@@ -4,7 +4,10 @@ from shf import losses
 from shf.cg import CGResult, CGStop, conjugate_gradient
 from shf.config import Config, HFConfig, presets
 from shf.curvature import gauss_newton_product
+from shf.damping import DampingBound
+from shf.exhaustion import StepMemoryError
 from shf.hf import HF
+from shf.nonfinite import NonFiniteError
 from shf.optimizer import SHF, SHFWarning
 from shf.ranks import RankError
 from shf.step import StepInfo
@@ -17,10 +20,13 @@ __all__ = [
     "CGResult",
     "CGStop",
     "Config",
+    "DampingBound",
     "HFConfig",
+    "NonFiniteError",
     "RankError",
     "SHFWarning",
     "StepInfo",
+    "StepMemoryError",
     "conjugate_gradient",
     "gauss_newton_product",
     "losses",

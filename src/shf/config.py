@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from shf.damping import DAMPING_MAX, DAMPING_MIN
 from shf.preconditioner import Preconditioner
 from shf.search import Backtracking
 
@@ -35,6 +36,13 @@ class Config:
         line_search_steps: trials of the line search before a step is rejected [ω].
         max_norm: bound on each unit's squared incoming norm after an update: a number, "fan-in" for
             round(√inputs) as in the author's program, or None.
+        damping_min: λ's floor.
+        damping_max: λ's ceiling; `StepInfo.damping_bound` says when either is reached.
+        nonfinite: what to do with a batch whose loss or gradient is not finite before the step: "raise" an error, or
+            "skip" it. Either way everything stays as it is; a skipped batch is reported in `StepInfo.skipped`, and the
+            next step is as if it had not been there.
+        max_rejections: after so many steps in a row that did not move the parameters, an `SHFWarning` says what λ, ρ,
+            gradient and batch look like and what to try; None for never.
         microbatch: the most rows that are in memory at once; None for no bound.
         momentum_off_on_divergence: set γ to 0 for good once an epoch's mean objective is above the previous one's twice
             running (§5.2).
@@ -64,6 +72,10 @@ class Config:
     backtracking: str | None = "all"
     line_search_steps: int = 60
     max_norm: float | str | None = None
+    damping_min: float = DAMPING_MIN
+    damping_max: float = DAMPING_MAX
+    nonfinite: str = "raise"
+    max_rejections: int | None = 50
     microbatch: int | None = None
     momentum_off_on_divergence: bool = False
     split_vectors: bool = False
@@ -90,6 +102,11 @@ class Config:
         check.integer("line_search_steps", least=0)
         if self.max_norm != "fan-in" and self.max_norm is not None:
             check.number("max_norm", above=0.0, or_else="'fan-in', or None")
+        check.number("damping_min", above=0.0)
+        check.number("damping_max", above=0.0)
+        check.within("damping", "damping_min", "damping_max")
+        check.choice("nonfinite", ["raise", "skip"])
+        check.integer("max_rejections", least=1, optional=True)
         check.integer("microbatch", least=1, optional=True)
         check.flag("momentum_off_on_divergence")
         check.flag("split_vectors")
@@ -173,6 +190,12 @@ class _Checker:
             or (most is not None and value > most)
         ):
             self._fail(name, expected)
+
+    def within(self, name: str, low: str, high: str) -> None:
+        """A setting between two others."""
+        value, least, most = (getattr(self.settings, field) for field in (name, low, high))
+        if not least <= value <= most:
+            self._fail(name, f"between {low}={least:g} and {high}={most:g}")
 
     def integer(self, name: str, *, least: int, optional: bool = False) -> None:
         value = getattr(self.settings, name)

@@ -1,5 +1,6 @@
 """Levenberg-Marquardt damping (§4.2): the reduction ratio ρ and the rule that moves λ. Floats only."""
 
+import enum
 import math
 
 
@@ -21,19 +22,42 @@ def reduction_ratio(f_new: float, f_old: float, model_change: float) -> float:
     return change / model_change
 
 
-def adapt_damping(damping: float, rho: float, factor: float, *, low: float = 0.25, high: float = 0.75) -> float:
-    """λ ← λ/factor if ρ < ¼, λ ← factor·λ if ρ > ¾, else λ unchanged.
+DAMPING_MIN = 1e-15
+"""λ's default floor: below it (B + λI) is B to rounding."""
+DAMPING_MAX = 1e15
+"""λ's default ceiling: above it a step is zero to rounding."""
 
-    The paper's soft rule has factor 99/100 (§4.2), Martens' has 2/3. The result stays within float64's normal range.
+
+class DampingBound(enum.Enum):
+    """The end of its range that λ has come to."""
+
+    FLOOR = "λ is at its floor"
+    CEILING = "λ is at its ceiling"
+
+
+def adapt_damping(
+    damping: float,
+    rho: float,
+    factor: float,
+    *,
+    least: float = DAMPING_MIN,
+    most: float = DAMPING_MAX,
+    low: float = 0.25,
+    high: float = 0.75,
+) -> float:
+    """λ ← λ/factor if ρ < ¼, λ ← factor·λ if ρ > ¾, else λ unchanged; within [least, most] whatever ρ is.
+
+    The paper's soft rule has factor 99/100 (§4.2), Martens' has 2/3.
     """
     if rho < low:
-        return min(damping / factor, DAMPING_MAX)
-    if rho > high:
-        return max(damping * factor, DAMPING_MIN)
-    return damping
+        damping /= factor
+    elif rho > high:
+        damping *= factor
+    return min(max(damping, least), most)
 
 
-DAMPING_MIN = 1e-15
-"""λ's floor: below it (B + λI) is B to rounding."""
-DAMPING_MAX = 1e15
-"""λ's ceiling: above it a step is zero to rounding."""
+def bound_reached(damping: float, least: float, most: float) -> DampingBound | None:
+    """Which end of [least, most] λ stands at, if any; the ceiling where there is but one value."""
+    if damping >= most:
+        return DampingBound.CEILING
+    return DampingBound.FLOOR if damping <= least else None

@@ -9,6 +9,7 @@ from torch import Tensor
 from shf.batching import Batch
 from shf.cg import LinearMap, geometric, relative_progress
 from shf.config import HFConfig
+from shf.exhaustion import Demand, explained_exhaustion
 from shf.layout import NO_ROWS, Layout
 from shf.losses import Reduction
 from shf.network import Network
@@ -45,13 +46,16 @@ class HF(SHF):
             curvature: the curvature batch, (inputs, targets); with several processes, each gives its share of it.
         """
         ranks = self._connection.ranks()
-        with self._surroundings(self._device), ranks.step():
-            own, meeting = ranks.meet(lambda: self._prepare_data(batches, curvature, ranks))
+        with self._surroundings(self._device), ranks.step(), explained_exhaustion(self.config.microbatch) as demand:
+            own, meeting = ranks.meet(lambda: self._prepare_data(batches, curvature, ranks, demand))
             (batch, layout), seed = own.data, self._adopt(meeting.seed)
+            demand.separable = layout.separable
             problem = _BatchProblem(self, own.network, batches, batch, layout, meeting.shares, seed, ranks)
-            return self._iterate(problem, own.network, lambda: problem.buffers, ranks)
+            return self._iterate(problem, own.network, lambda: problem.buffers, ranks, batch)
 
-    def _prepare_data(self, batches: Iterable[Any], curvature: tuple[Any, Any], ranks: Ranks) -> Participation:
+    def _prepare_data(
+        self, batches: Iterable[Any], curvature: tuple[Any, Any], ranks: Ranks, demand: Demand
+    ) -> Participation:
         if iter(batches) is batches:
             raise TypeError(
                 f"batches is a one-time iterator ({type(batches).__name__}): expected something that can be iterated "
@@ -63,6 +67,7 @@ class HF(SHF):
         if not sum(sizes) and not ranks.several:
             raise ValueError("batches is empty: expected at least one (inputs, targets) pair")
         batch = Batch.of(*curvature, self._select, self._count, may_be_empty=ranks.several)
+        demand.rows = max([batch.rows, *sizes])
         layout = self._find_layout(network, batch, self._scalars["seed"]) if batch.rows else NO_ROWS
         return self._participation(network, [sum(sizes), len(sizes), batch.rows], (batch, layout))
 
@@ -100,7 +105,7 @@ class _BatchProblem:
         self._rows, self._numbers, self._curvature_share = shares
 
     def expand(self, damping: float) -> Expansion:
-        total = sum_terms(self._ranks, self._own_terms)
+        total = sum_terms(self._ranks, self._own_terms, agree=self._optimizer._settings.skip)
         self.buffers = total.buffers
         exponent = self._optimizer.config.preconditioner_exponent
         return expand_terms(total, self._network, self._decay, self._ranks, damping=damping, exponent=exponent)

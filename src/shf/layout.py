@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from shf.batching import Batch
+from shf.exhaustion import is_out_of_memory
 from shf.network import Network
 from shf.percase import CallAxes
 from shf.randomness import Draws
@@ -33,6 +34,7 @@ class Layout:
         calls: where the rows lie in the input of each call of a module with parameters.
         separable: each row's output depends on that row alone.
         obstacle: why the model cannot be run on some of the rows only; None if it can.
+        conclusive: whether it says something about the model: of outputs that are not finite nothing can be told.
     """
 
     outputs: Sequence[RowAxis | None]
@@ -40,6 +42,7 @@ class Layout:
     calls: CallAxes
     separable: bool
     obstacle: str | None = None
+    conclusive: bool = True
 
 
 NO_ROWS = Layout([], [], {}, separable=True)
@@ -65,11 +68,11 @@ def find_layout(network: Network, batch: Batch, seed: int) -> Layout:
         one, other = _two_different_rows(batch)
         three, two = batch.take(torch.tensor([one, other, one])), batch.take(torch.tensor([one, other]))
         first = _attempt(network, three, two, seed, minor=False)
-    except torch.OutOfMemoryError:
-        raise
     except AmbiguousRowsError as error:
         return _refusal(f"{error}")
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        if is_out_of_memory(error):
+            raise
         return _refusal(f"it fails on two of its rows ({type(error).__name__}: {error})")
     _refuse_other_randomness(network, three, seed)
     _refuse_reentrant_checkpointing(network, two, seed)
@@ -118,7 +121,9 @@ def _attempt(network: Network, three: Batch, two: Batch, seed: int, *, minor: bo
         _same(z2, z3 if axis is None else axis.take(z3, _TWO))
         for z3, z2, axis in zip(whole, part, outputs, strict=True)
     )
-    return Layout(outputs, [draws.found.get(k) for k in range(len(draws.drawn))], _call_axes(many, few), separable)
+    draw_axes, calls = [draws.found.get(k) for k in range(len(draws.drawn))], _call_axes(many, few)
+    conclusive = all(bool(z.isfinite().all()) for z in whole)
+    return Layout(outputs, draw_axes, calls, separable, conclusive=conclusive)
 
 
 def _output_axis(three: Tensor, two: Tensor) -> RowAxis | None:

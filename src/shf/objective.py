@@ -26,6 +26,7 @@ from shf.layerfactors import Sums, explained_gradient, layer_sums, sampled_diago
 from shf.layout import Layout, batch_statistics
 from shf.losses import Loss, LossExpansion, Reduction
 from shf.network import Network
+from shf.nonfinite import NonFiniteError
 from shf.preconditioner import Preconditioner, gradient_and_diagonal, random_signs
 from shf.randomness import Draws, mix
 from shf.ranks import ALONE, Ranks, Share
@@ -37,11 +38,19 @@ from shf.tree import leaves
 
 @dataclass(frozen=True)
 class Settings:
-    """What an objective needs to know besides model, loss and data."""
+    """What an objective needs to know besides model, loss and data.
+
+    Attributes:
+        preconditioner: which diagonal.
+        exponent: [ξ].
+        microbatch: the most rows in memory at once.
+        skip: whether all processes are to agree on a batch that is not finite, so as to pass over it together.
+    """
 
     preconditioner: Preconditioner = Preconditioner.EMPIRICAL_FISHER
     exponent: float = 0.75
     microbatch: int | None = None
+    skip: bool = False
 
 
 PAPER = Settings()
@@ -158,7 +167,7 @@ class Objective:
         return total + self._decay.penalty(values)
 
     def _sum_terms(self) -> Terms:
-        total = sum_terms(self._ranks, self._own_terms)
+        total = sum_terms(self._ranks, self._own_terms, agree=self._settings.skip)
         self.buffers = total.buffers
         return total
 
@@ -179,7 +188,7 @@ class Objective:
         L = self._loss.expand(J.outputs, self._batch.targets)
         value = L.value.item()
         if not math.isfinite(value):
-            raise ValueError(
+            raise NonFiniteError(
                 f"loss {self._loss.name} is {value} at the present parameters, before the step{self._suspects()}"
             )
         axes = self._layout.calls if self._layout.separable else None
@@ -190,7 +199,9 @@ class Objective:
         else:
             gradient, diagonal = gradient_and_diagonal(wanted, J, L, self._loss.reduction, axes, self._signs)
         if not all_finite(gradient):
-            raise ValueError(f"the gradient is not finite at the present parameters, before the step{self._suspects()}")
+            raise NonFiniteError(
+                f"the gradient is not finite at the present parameters, before the step{self._suspects()}"
+            )
         if self._share.within(self._rows) is None:  # all rows here are curvature rows: one graph serves both
             self._jacobian, self._expansion = J, L
         if (weight := self._weight) != 1:

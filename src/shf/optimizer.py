@@ -13,6 +13,8 @@ from torch.optim import Optimizer
 from shf.batching import Batch, Count, Select, count_rows, curvature_rows, select_rows
 from shf.config import Config
 from shf.decay import Decay
+from shf.diagnosis import diagnose, skipped_step
+from shf.exhaustion import explained_exhaustion
 from shf.factored import FactorMemory, Renewal, Schedule
 from shf.groups import Parameters, check_decay, make_groups
 from shf.lastsolution import LastSolution, whole_deltas
@@ -20,6 +22,7 @@ from shf.layout import NO_ROWS, Layout, find_layout, signature
 from shf.losses import Loss
 from shf.maxnorm import clip_norms_
 from shf.network import Forward, Network, call_model, twice_differentiable_kernels, unwrap
+from shf.nonfinite import NonFiniteError
 from shf.objective import Objective, Settings
 from shf.participation import Participation
 from shf.preconditioner import Preconditioner
@@ -117,6 +120,7 @@ class SHF(Optimizer):
             "epoch_steps": 0,
             "last_mean_loss": None,
             "rises": 0,
+            "rejections": 0,
         }
 
     # --- what a user reads -------------------------------------------------------------------------------------------
@@ -164,9 +168,10 @@ class SHF(Optimizer):
             What happened. If an error is raised, parameters, buffers and state are as they were before.
         """
         ranks, config = self._connection.ranks(), self.config
-        with self._surroundings(self._device), ranks.step():
+        with self._surroundings(self._device), ranks.step(), explained_exhaustion(config.microbatch) as demand:
             own, meeting = ranks.meet(lambda: self._prepare(inputs, targets, ranks))
             (share,), (batch, layout) = meeting.shares, own.data
+            demand.rows, demand.separable = batch.rows, layout.separable
             strided = config.curvature_rows == "strided"
             renewal = self._renewal(own.network, share.total)
             objective = Objective(
@@ -182,7 +187,7 @@ class SHF(Optimizer):
                 share=share,
                 renewal=renewal,
             )
-            return self._iterate(objective, own.network, lambda: objective.buffers or {}, ranks, renewal)
+            return self._iterate(objective, own.network, lambda: objective.buffers or {}, ranks, batch, renewal)
 
     def next_epoch(self) -> None:
         """Begins the next epoch: γ ← min(1.01 γ, 0.99), β ← cβ, and the next curvature rows."""
@@ -242,6 +247,7 @@ class SHF(Optimizer):
                 f"the state was not saved by {type(self).__name__}: its first parameter group has no 'shf'"
             )
         super().load_state_dict(state_dict)
+        self.param_groups[0]["shf"] = {**self._scalars, "rejections": self._scalars.get("rejections", 0)}  # new in 0.2
         self._last_solution.forget()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -293,7 +299,9 @@ class SHF(Optimizer):
     @property
     def _settings(self) -> Settings:
         c = self.config
-        return Settings(Preconditioner(c.preconditioner), c.preconditioner_exponent, c.microbatch)
+        return Settings(
+            Preconditioner(c.preconditioner), c.preconditioner_exponent, c.microbatch, skip=c.nonfinite == "skip"
+        )
 
     def _renewal(self, network: Network, rows: int) -> Renewal | None:
         """The Kronecker preconditioner of this step, where that is what the user wants."""
@@ -329,13 +337,13 @@ class SHF(Optimizer):
         """How the model treats rows; looked at again only when its mode or the shape of its inputs changes.
 
         A refusal is not remembered: what made the model fail on some rows may have been of that moment (out of memory).
-        Nor is what a single row shows: it does not say whether rows influence each other.
+        Nor is what a single row shows, or outputs that are not finite: they do not say whether rows influence each other.
         """
         key = signature(network, batch)
         if self._layout is not None and key is not None and self._layout[0] == key:
             return self._layout[1]
         layout = find_layout(network, batch, mix(seed, 2))
-        self._layout = (key, layout) if layout.obstacle is None and batch.rows > 1 else None
+        self._layout = (key, layout) if layout.obstacle is None and layout.conclusive and batch.rows > 1 else None
         return layout
 
     def _iterate(
@@ -344,6 +352,7 @@ class SHF(Optimizer):
         network: Network,
         buffers: Callable[[], Mapping[str, Tensor]],
         ranks: Ranks,
+        batch: Batch,
         renewal: Renewal | None = None,
     ) -> StepInfo:
         """A step on this process's part of the vectors, and the writes that follow it."""
@@ -355,7 +364,12 @@ class SHF(Optimizer):
             update_scale=self.update_scale,
         )
         theta = ranks.own(network.theta())
-        theta_next, after, info = shf_step(problem, theta, state, self.config, self._solver, ranks.dot)
+        try:
+            theta_next, after, info = shf_step(problem, theta, state, self.config, self._solver, ranks.dot)
+        except NonFiniteError as error:
+            if self.config.nonfinite != "skip":
+                raise
+            return self._skip(str(error), batch)
         theta_next = ranks.whole(theta_next, size)
         if info.accepted and self.config.max_norm is not None:
             theta_next = clip_norms_(theta_next.clone(), network.shapes, self.config.max_norm)
@@ -365,6 +379,7 @@ class SHF(Optimizer):
             "iteration": scalars["iteration"] + 1,
             "epoch_loss": scalars["epoch_loss"] + info.loss_before,
             "epoch_steps": scalars["epoch_steps"] + 1,
+            "rejections": self._count_rejections(info, batch),
         }
         with self._all_or_nothing(network, network.theta() if ranks.split else theta):
             _assign_(network, theta_next)
@@ -372,6 +387,22 @@ class SHF(Optimizer):
             last.write(after.delta, network, self.state, ranks)
             self.param_groups[0]["shf"] = scalars if renewal is None else {**scalars, **renewal.write()}
         return info
+
+    def _skip(self, why: str, batch: Batch) -> StepInfo:
+        """Passes over a batch that is not finite: the next step is as if it had not been there."""
+        info = skipped_step(self.damping, why)
+        self.param_groups[0]["shf"] = {**self._scalars, "rejections": self._count_rejections(info, batch)}
+        return info
+
+    def _count_rejections(self, info: StepInfo, batch: Batch) -> int:
+        """Steps in a row that did not move the parameters, this one included; a warning when they are too many.
+
+        It comes before anything is written: where warnings are errors, the step has not happened.
+        """
+        rejections = 0 if info.accepted else int(self._scalars["rejections"]) + 1
+        if rejections == self.config.max_rejections:
+            warnings.warn(diagnose(info, rejections, batch), SHFWarning, stacklevel=5)
+        return rejections
 
     @contextmanager
     def _all_or_nothing(self, network: Network, theta: Tensor) -> Iterator[None]:

@@ -12,8 +12,9 @@ from torch import Tensor
 from shf.candidates import Candidates
 from shf.cg import CGStop, Dot, LinearMap, conjugate_gradient, inner_product, keep_all, never
 from shf.config import Config
-from shf.damping import adapt_damping, reduction_ratio
+from shf.damping import DampingBound, adapt_damping, bound_reached, reduction_ratio
 from shf.flat import all_finite
+from shf.nonfinite import NonFiniteError
 from shf.search import Backtracking, Rate, line_search
 
 
@@ -53,6 +54,8 @@ class StepInfo:
         failed_trials: those of them that were not finite; they raise λ.
         gradients: gradient passes.
         products: Gauss-Newton products.
+        damping_bound: the floor or ceiling that λ stands at after this step; None if at neither.
+        skipped: why the batch was passed over, in words (`nonfinite="skip"`); None if it was not.
     """
 
     loss_before: float
@@ -69,6 +72,8 @@ class StepInfo:
     failed_trials: int
     gradients: int
     products: int
+    damping_bound: DampingBound | None = None
+    skipped: str | None = None
 
 
 @dataclass(frozen=True)
@@ -138,6 +143,9 @@ def shf_step(
     # f_{k-1}, ∇f, P on X^g
     here = problem.expand(lam)
     f_old, downhill = here.value, here.gradient.neg_()
+    gradient_norm = math.sqrt(dot(downhill, downhill))
+    if not (math.isfinite(f_old) and (math.isfinite(gradient_norm) or all_finite(downhill, dot))):
+        raise NonFiniteError.of_sum(f_old, gradient_norm)
 
     # Solve (B + λI) δ = -∇f by CG(δ⁰, ∇f, P, ζ), products on X^c
     B = problem.curvature()
@@ -169,10 +177,15 @@ def shf_step(
         theta_next = torch.add(theta, best.delta, alpha=beta * rate.alpha, out=point) if rate.alpha else theta
 
     accepted = rate.alpha > 0 and all_finite(theta_next, dot)
+    failed_trials = sum(not math.isfinite(value) for value in trials)
+    # ρ < ¼ raises λ, ρ > ¾ lowers it; a trial that is not finite raises it, whatever ρ is
+    trusted = failed_trials == 0 and cg.stop is not CGStop.NON_FINITE
+    least, most = config.damping_min, config.damping_max
+    lam_next = adapt_damping(lam, rho if trusted else -math.inf, config.damping_factor, least=least, most=most)
     info = StepInfo(
         loss_before=f_old,
         loss_after=rate.value if accepted else f_old,
-        gradient_norm=math.sqrt(dot(downhill, downhill)),
+        gradient_norm=gradient_norm,
         reduction_ratio=rho,
         damping=lam,
         step_size=rate.alpha if accepted else 0.0,
@@ -181,12 +194,10 @@ def shf_step(
         cg_stop=cg.stop,
         accepted=accepted,
         evaluations=len(trials),
-        failed_trials=sum(not math.isfinite(value) for value in trials),
+        failed_trials=failed_trials,
         gradients=1,
         products=cg.products,
+        damping_bound=bound_reached(lam_next, least, most),
     )
-    # ρ < ¼ raises λ, ρ > ¾ lowers it; a trial that is not finite raises it, whatever ρ is
-    trusted = info.failed_trials == 0 and cg.stop is not CGStop.NON_FINITE
-    lam_next = adapt_damping(lam, rho if trusted else -math.inf, config.damping_factor)
     after = replace(state, delta=cg.last if all_finite(cg.last, dot) else None, damping=lam_next)
     return theta_next if accepted else theta, after, info

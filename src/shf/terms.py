@@ -1,5 +1,6 @@
 """What a step begins with, summed over the processes that hold the rows, and the weight decay that is added once."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from shf.decay import Decay
 from shf.network import Network
+from shf.nonfinite import NonFiniteError
 from shf.preconditioner import Preconditioner, solve_diagonal
 from shf.ranks import Ranks
 from shf.step import Expansion
@@ -30,15 +32,28 @@ def no_terms(network: Network, preconditioner: Preconditioner) -> Terms:
     return Terms(0.0, zeros, diagonal, network.buffers())
 
 
-def sum_terms(ranks: Ranks, compute: Callable[[], Terms]) -> Terms:
-    """The sum of all processes' terms, each already weighted; buffers are those of the first process with rows."""
+def sum_terms(ranks: Ranks, compute: Callable[[], Terms], *, agree: bool = False) -> Terms:
+    """The sum of all processes' terms, each already weighted; buffers are those of the first process with rows.
+
+    Terms that are not finite are an error: that of the process whose rows they are from, or, if the processes are to
+    `agree` on it (all pass over the batch), a `NonFiniteError` on each of them.
+    """
     found: list[Terms] = []
+    fault: list[NonFiniteError] = []
 
     def value() -> list[float]:
-        found.append(compute())
+        try:
+            found.append(compute())
+        except NonFiniteError as error:
+            if not agree:
+                raise
+            fault.append(error)
+            return [math.nan]
         return [found[0].value]
 
     (total,) = ranks.add(value, 1)
+    if agree and not math.isfinite(total):
+        raise fault[0] if fault else NonFiniteError.elsewhere()
     own = found[0]
     gradient = ranks.sum(lambda: own.gradient, own.gradient)
     squares = own.diagonal

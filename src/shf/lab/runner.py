@@ -158,7 +158,7 @@ def _train(training: Training, recorder: Recorder, directory: Path, observer: Ob
             if training.position.iteration % training.config.rows_every == 0:
                 recorder.row(row)
             observer.iteration(row, budget.progress(training))
-            if not math.isfinite(float(row["objective"])):
+            if not math.isfinite(float(row["objective"])) and not row.get("skipped"):
                 status = Status.DIVERGED
                 break
             if training.epoch_ended:

@@ -26,7 +26,7 @@ from shf.lab.runconfig import RunConfig
 
 # How an epoch's row sums up the iterations' fields; fields named in neither are averaged.
 _LAST = frozenset({"damping", "cg_decay", "update_scale", "learning_rate", "momentum"})
-_SUM = frozenset({"gradients", "evaluations", "products"})
+_SUM = frozenset({"gradients", "evaluations", "products", "skipped"})
 
 
 @dataclass

@@ -76,6 +76,7 @@ def _report(info: shf.StepInfo) -> dict[str, float]:
         "objective": info.loss_before,
         **{name: float(getattr(info, name)) for name in names},
         "accepted": float(info.accepted),
+        **({} if info.skipped is None else {"skipped": 1.0}),
     }
 
 
