@@ -11,7 +11,7 @@ import shf
 
 FOLDER = Path(shf.__file__).parent
 CORE = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in ("cli", "__main__"))
-LEAVES = {"cg", "damping", "search", "batching", "randomness", "rows", "flat", "tree"}
+LEAVES = {"cg", "damping", "search", "batching", "randomness", "rows", "flat", "steady", "tree"}
 LABORATORY = ("numpy", "scipy", "matplotlib", "rich", "typer", "tensorboard", "platformdirs", "filelock")
 
 
@@ -121,6 +121,7 @@ def test_public_names():
         "StepMemoryError",
         "conjugate_gradient",
         "gauss_newton_product",
+        "hold_steady",
         "losses",
         "presets",
     ]

@@ -149,7 +149,7 @@ def test_products(reference, rows, microbatch):
         return
     objective = reference.objective(rows, microbatch=microbatch)
     objective.expand(1.0)
-    B = objective.curvature()
+    B = objective.curvature().product
     dense = reference.gauss_newton(rows)
     vectors = torch.randn(PROBES, len(dense))
     products = torch.stack([B(v).clone() for v in vectors])

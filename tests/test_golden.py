@@ -123,7 +123,7 @@ def test_cg_iterates_and_quadratic_model(trace):
     for k in range(trace.iterations):
         objective = trace.objective_at(k)
         lam = float(trace.of.damping[k])
-        expansion, B = objective.expand(lam), objective.curvature()
+        expansion, B = objective.expand(lam), objective.curvature().product
         cg = conjugate_gradient(
             lambda v, B=B, lam=lam: B(v).add_(v, alpha=lam),
             -expansion.gradient,

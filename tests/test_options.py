@@ -61,6 +61,11 @@ def counts(seed=0):
     return 0.1 * inputs, targets[:, :1].abs()
 
 
+class Held(nn.Module):
+    def forward(self, x):
+        return shf.hold_steady(x)
+
+
 OVERSHOOTING = {"model": overshooting, "loss": nn.PoissonNLLLoss(), "data": counts, "damping": 1e-3}
 
 CASES = {
@@ -70,6 +75,14 @@ CASES = {
     ),
     # the first step has its λ from the start
     "damping_factor": Case((0.99, 0.5), (0.99, 0.5), vanishes=ONE_STEP),
+    # holding steady what no parameter moves
+    "structural_damping": Case(
+        (0.0, 1.0),
+        (0.0, 1.0),
+        where={"model": lambda: nn.Sequential(*mlp()[:2], Held(), *mlp()[2:])},
+        vanishes={"model": lambda: nn.Sequential(Held(), *mlp())},
+        tolerance=1e-10,
+    ),
     # a linear model and a quadratic loss: solved after as many iterations as there are parameters
     "cg_iterations": Case(
         (1, 3),

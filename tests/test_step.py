@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from helpers import assert_close, identical
 from shf.cg import CGStop, conjugate_gradient, identity
 from shf.config import Config
-from shf.step import SHORT_RUNS, Expansion, Solver, State, shf_step
+from shf.step import SHORT_RUNS, Curvature, Expansion, Solver, State, shf_step
 
 NAN, INF = math.nan, math.inf
 N = 5
@@ -37,12 +37,12 @@ class Quadratic:
     def expand(self, damping):
         return Expansion(self.f(self.theta), self.A @ self.theta - self.b, identity)
 
-    def curvature(self):
+    def curvature(self, damping):
         def product(v):
             self.products.append(v.clone())
             return self._curvature @ v
 
-        return product
+        return Curvature(product)
 
     def value(self, theta):
         self.trials.append(theta.clone())
@@ -202,9 +202,9 @@ def test_a_non_finite_product_ends_cg_and_the_iterates_before_it_count(bad, at):
     problem = Quadratic()
     good = problem.A
 
-    def curvature():
+    def curvature(damping):
         count = iter(range(1, 100))
-        return lambda v: good @ v * (bad if next(count) == at else 1.0)
+        return Curvature(lambda v: good @ v * (bad if next(count) == at else 1.0))
 
     problem.curvature = curvature
     theta, after, info = problem.step()

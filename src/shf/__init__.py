@@ -10,6 +10,7 @@ from shf.hf import HF
 from shf.nonfinite import NonFiniteError
 from shf.optimizer import SHF, SHFWarning
 from shf.ranks import RankError
+from shf.steady import hold_steady
 from shf.step import StepInfo
 
 __version__ = "0.1.0"
@@ -29,6 +30,7 @@ __all__ = [
     "StepMemoryError",
     "conjugate_gradient",
     "gauss_newton_product",
+    "hold_steady",
     "losses",
     "presets",
 ]

@@ -19,6 +19,9 @@ class Config:
     Attributes:
         damping: initial damping strength [λ]. It belongs to the scale of the loss.
         damping_factor: λ is multiplied or divided by this after a step [99/100].
+        structural_damping: [μ] of Martens & Sutskever (2011): CG solves with B + λ(I + μS), where ½δ'Sδ is half the squared
+            change of the tensors that the model names by `shf.hold_steady`, summed over them (time steps, layers) and
+            averaged over the rows of the curvature batch. For recurrent networks; 0 for none, at no cost.
         cg_iterations: CG iterations per step [ζ]: 3-5 for classification, 25-50 for deep autoencoders.
         curvature_batch: rows of the curvature batch [|X^c|]; None for all rows of the gradient batch.
         curvature_rows: which rows of a gradient batch are the curvature batch in epoch e. "block": (eC + i) mod B for
@@ -58,6 +61,7 @@ class Config:
 
     damping: float = 1.0
     damping_factor: float = 0.99
+    structural_damping: float = 0.0
     cg_iterations: int = 3
     curvature_batch: int | None = None
     curvature_rows: str = "block"
@@ -87,6 +91,7 @@ class Config:
         check = _Checker(self._owner, self)
         check.number("damping", above=0.0)
         check.number("damping_factor", above=0.0, most=1.0)
+        check.number("structural_damping", least=0.0)
         check.integer("cg_iterations", least=1)
         check.integer("curvature_batch", least=1, optional=True)
         check.choice("curvature_rows", ["block", "strided"])

@@ -17,26 +17,39 @@ from shf.randomness import Draws, preserved_global_state
 class GaussNewton:
     """v ↦ Bv with B = s·J'L''J, flat vectors (§3). Weight decay is no part of it.
 
+    With structural damping v ↦ (B + w·J_h'J_h)v, from the same passes: J_h = ∂h/∂θ of the tensors that the model holds
+    steady.
+
     Args:
         jacobian: J on the curvature batch.
         hessian: u ↦ L''u at that batch's outputs.
         scale: s. 1 for a mean over rows; B/B_c for a sum, so that the subset stands for the whole batch.
+        steadiness: w, for structural damping λμ/C with C curvature rows; the Jacobian must then know J_h.
     """
 
-    def __init__(self, jacobian: Jacobian, hessian: HessianMap, scale: float = 1.0) -> None:
+    def __init__(self, jacobian: Jacobian, hessian: HessianMap, scale: float = 1.0, steadiness: float = 0.0) -> None:
         self._jacobian = jacobian
         self._hessian = hessian
         self._scale = scale
+        self._steadiness = steadiness
         self._out: Tensor | None = None
 
     def __call__(self, vector: Tensor) -> Tensor:
-        """Bv. The result is overwritten by the next call."""
-        Jv = self._jacobian.jvp(vector)
+        """Bv, or (B + w·J_h'J_h)v. The result is overwritten by the next call."""
+        Jv, J_hv = self._jacobian.push(vector)
         HJv = self._hessian(Jv)
-        self._out = self._jacobian.vjp(HJv, out=self._out)
+        weight = self._steadiness / self._scale
+        held = [[weight * h for h in chunk] for chunk in J_hv] if weight else ()
+        self._out = self._jacobian.vjp(HJv, held, out=self._out)
         if self._scale != 1:
             self._out.mul_(self._scale)
         return self._out
+
+    def structural(self, vector: Tensor) -> float:
+        """½ w ‖J_h v‖²: what structural damping adds to the quadratic model at v."""
+        _, J_hv = self._jacobian.push(vector)
+        squares = torch.stack([h.square().sum() for chunk in J_hv for h in chunk])
+        return 0.5 * self._steadiness * squares.sum().item()
 
 
 def gauss_newton_product(

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from shf.batching import Batch
-from shf.cg import LinearMap, geometric, relative_progress
+from shf.cg import geometric, relative_progress
 from shf.config import HFConfig
 from shf.exhaustion import Demand, explained_exhaustion
 from shf.layout import NO_ROWS, Layout
@@ -18,7 +18,7 @@ from shf.optimizer import SHF
 from shf.participation import Participation
 from shf.randomness import mix
 from shf.ranks import Ranks, Share
-from shf.step import Expansion, Solver, StepInfo
+from shf.step import Curvature, Expansion, Solver, StepInfo
 from shf.terms import Terms, expand_terms, no_terms, sum_terms
 from shf.unsupported import refuse_unsupported
 
@@ -110,7 +110,7 @@ class _BatchProblem:
         exponent = self._optimizer.config.preconditioner_exponent
         return expand_terms(total, self._network, self._decay, self._ranks, damping=damping, exponent=exponent)
 
-    def curvature(self) -> LinearMap:
+    def curvature(self, damping: float) -> Curvature:
         part = Objective(
             self._network,
             self._optimizer.loss,
@@ -123,7 +123,7 @@ class _BatchProblem:
             share=self._curvature_share,
         )
         part.represents = self._rows.total
-        return part.curvature()
+        return part.curvature(damping)
 
     def value(self, theta: Tensor) -> float:
         shapes = self._network.shapes

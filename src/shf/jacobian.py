@@ -6,6 +6,9 @@ product with J or J' costs what its matrix products cost, for any module.
 
 With `microbatch` the rows are taken in chunks and graphs are rebuilt for each chunk of each product: memory is bounded by
 one chunk's graph, and the results are the same, because outputs are joined before the loss sees them.
+
+Tensors inside the model that are to be held steady (`shf.hold_steady`) are further ends of the same graphs: J_h = ∂h/∂θ
+comes with J in the same passes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,6 +24,7 @@ from shf.network import Network
 from shf.randomness import Draws
 from shf.recording import Calls
 from shf.rows import RowAxis, join_outputs
+from shf.steady import named_tensors
 from shf.tree import leaves, map_leaves
 
 
@@ -29,16 +33,23 @@ class Graph:
     """The forward graph of some rows, and the graph of its backward pass once Jv has been asked for.
 
     Attributes:
-        cotangents: u, zero: where the second graph begins.
+        outputs: z, the model's floating-point outputs.
+        steady: h, the tensors to be held steady, where they were asked for.
+        cotangents: u, zero: where the second graph begins; for each output, then for each steady tensor.
         pullback: where it ends, J'u for each parameter; None for those without influence.
     """
 
     rows: Tensor | None
     theta: list[Tensor]
     outputs: list[Tensor]
+    steady: list[Tensor]
     calls: Calls
     cotangents: list[Tensor] = field(default_factory=list)
     pullback: list[GradientEdge | None] = field(default_factory=list)
+
+    @property
+    def ends(self) -> list[Tensor]:
+        return [*self.outputs, *self.steady]
 
 
 class Jacobian:
@@ -52,6 +63,7 @@ class Jacobian:
         microbatch: the most rows in memory at once; None means no bound.
         axes: where rows lie in each floating-point output; along axis 0 where nothing is said.
         record: modules whose calls are recorded on the way (for per-case gradients).
+        steady: whether J_h of the tensors to be held steady is wanted too.
 
     Attributes:
         outputs: the model's outputs, detached, in the model's own structure.
@@ -68,6 +80,7 @@ class Jacobian:
         microbatch: int | None = None,
         axes: Sequence[RowAxis | None] = (),
         record: bool = False,
+        steady: bool = False,
     ) -> None:
         self.network = network
         self.draws = draws
@@ -78,6 +91,7 @@ class Jacobian:
         self._whole = rows is None
         self._axes = axes
         self._record = record
+        self._steady = steady
         self._chunks = list(torch.arange(self.rows).split(microbatch or self.rows))
         self._kept: Graph | None = None
         if len(self._chunks) == 1:
@@ -89,11 +103,14 @@ class Jacobian:
             parts += [self._forward(chunk, graph=False)[1] for chunk in others]
             self.outputs = join_outputs(parts, self._axes)
 
-    def vjp(self, cotangents: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
-        """J'u, flat."""
+    def vjp(
+        self, cotangents: Sequence[Tensor], steady: Sequence[Sequence[Tensor]] = (), out: Tensor | None = None
+    ) -> Tensor:
+        """J'u, flat; with cotangents of the steady tensors (as `push` gives tangents) J'u + J_h'w."""
         total: Tensor | None = None
-        for chunk, graph in self._graphs():
-            part = self.pull(graph, self._part(cotangents, chunk), graph.theta)
+        for number, (chunk, graph) in enumerate(self._graphs()):
+            ends = [*self._part(cotangents, chunk), *(steady[number] if steady else ())]
+            part = self.pull(graph, ends, graph.theta)
             flat = self.network.shapes.flatten(part, cotangents[0], out=out if total is None else None)
             total = flat if total is None else total.add_(flat)
         assert total is not None
@@ -101,10 +118,18 @@ class Jacobian:
 
     def jvp(self, vector: Tensor) -> list[Tensor]:
         """Jv, a tensor per output."""
-        tangents = [self._push(graph, vector) for _, graph in self._graphs()]
+        return self.push(vector)[0]
+
+    def push(self, vector: Tensor) -> tuple[list[Tensor], list[list[Tensor]]]:
+        """Jv, a tensor per output, and J_h v: for each chunk of rows a tensor per steady one."""
+        tangents, steady = [], []
+        for _, graph in self._graphs():
+            found = self._push(graph, vector)
+            tangents.append(found[: len(graph.outputs)])
+            steady.append(found[len(graph.outputs) :])
         if len(tangents) == 1:
-            return tangents[0]
-        return [self.axis(index).cat(parts) for index, parts in enumerate(zip(*tangents, strict=True))]
+            return tangents[0], steady
+        return [self.axis(index).cat(parts) for index, parts in enumerate(zip(*tangents, strict=True))], steady
 
     def graphs_with(self, cotangents: Sequence[Tensor]) -> Iterator[tuple[Tensor, Graph, list[Tensor]]]:
         """Each chunk's rows (within this J), its graph and its share of the cotangents."""
@@ -132,10 +157,16 @@ class Jacobian:
         theta = self.network.leaves()
         inputs = self._batch.inputs if rows is None else self._batch.select(self._batch.inputs, rows)
         recorded = Calls.recorded(self.network.model, enabled=self._record and graph)
-        with torch.set_grad_enabled(graph), recorded as calls, self.draws.over(rows):
+        named = named_tensors(enabled=self._steady and graph)
+        with torch.set_grad_enabled(graph), recorded as calls, named as steady, self.draws.over(rows):
             outputs = self.network(theta, inputs, buffers)
+        if self._steady and graph and not steady.tensors:
+            raise ValueError(
+                "structural_damping > 0, but the model named no tensor to hold steady: call shf.hold_steady(h) on hidden "
+                "states in forward, or use structural_damping=0"
+            )
         floating = [z for z in leaves(outputs) if z.is_floating_point()]
-        return Graph(rows, theta, floating, calls), map_leaves(Tensor.detach, outputs)
+        return Graph(rows, theta, floating, steady.intact(), calls), map_leaves(Tensor.detach, outputs)
 
     def _graphs(self) -> Iterator[tuple[Tensor, Graph]]:
         if self._kept is not None:
@@ -149,9 +180,11 @@ class Jacobian:
     ) -> tuple[Tensor | None, ...]:
         """The gradient of u'z by any tensors of one graph; outputs that do not depend on θ are left out.
 
+        Cotangents are those of the outputs, and those of the steady tensors if there are more.
+
         If `batched`, cotangents carry an axis in front, and so do the gradients: several pullbacks at once.
         """
-        pairs = [(z, u) for z, u in zip(graph.outputs, cotangents, strict=True) if z.requires_grad]
+        pairs = [(z, u) for z, u in zip(graph.ends, cotangents, strict=False) if z.requires_grad]
         if not pairs:
             raise ValueError(
                 "the model's outputs do not depend on any of the parameters to train: nothing to optimise "
@@ -173,7 +206,7 @@ class Jacobian:
         pieces = self.network.shapes.split(vector)
         terms = [(edge, v) for edge, v in zip(graph.pullback, pieces, strict=True) if edge is not None]
         if not terms:
-            return [torch.zeros_like(z) for z in graph.outputs]
+            return [torch.zeros_like(z) for z in graph.ends]
         with self.draws.resumed(graph.rows):
             found = torch.autograd.grad(
                 [edge for edge, _ in terms],
@@ -182,11 +215,11 @@ class Jacobian:
                 retain_graph=True,
                 allow_unused=True,
             )
-        return [torch.zeros_like(z) if t is None else t for t, z in zip(found, graph.outputs, strict=True)]
+        return [torch.zeros_like(z) if t is None else t for t, z in zip(found, graph.ends, strict=True)]
 
     def _build_pullback(self, graph: Graph) -> None:
-        graph.cotangents = [torch.zeros_like(z, requires_grad=True) for z in graph.outputs]
-        pairs = [(z, u) for z, u in zip(graph.outputs, graph.cotangents, strict=True) if z.requires_grad]
+        graph.cotangents = [torch.zeros_like(z, requires_grad=True) for z in graph.ends]
+        pairs = [(z, u) for z, u in zip(graph.ends, graph.cotangents, strict=True) if z.requires_grad]
         found: Sequence[Tensor | None] = (None,) * len(graph.theta)
         if pairs:
             with self.draws.resumed(graph.rows), saved_tensors_hooks(_without_zeros, lambda saved: saved):

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from shf.batching import Batch
-from shf.cg import LinearMap
 from shf.curvature import GaussNewton
 from shf.decay import Decay
 from shf.factored import Renewal
@@ -31,7 +30,7 @@ from shf.preconditioner import Preconditioner, gradient_and_diagonal, random_sig
 from shf.randomness import Draws, mix
 from shf.ranks import ALONE, Ranks, Share
 from shf.rows import RowAxis, join_outputs
-from shf.step import Expansion
+from shf.step import Curvature, Expansion
 from shf.terms import Terms, expand_terms, no_terms, own_decay, sum_terms
 from shf.tree import leaves
 
@@ -44,12 +43,14 @@ class Settings:
         preconditioner: which diagonal.
         exponent: [ξ].
         microbatch: the most rows in memory at once.
+        structural_damping: [μ].
         skip: whether all processes are to agree on a batch that is not finite, so as to pass over it together.
     """
 
     preconditioner: Preconditioner = Preconditioner.EMPIRICAL_FISHER
     exponent: float = 0.75
     microbatch: int | None = None
+    structural_damping: float = 0.0
     skip: bool = False
 
 
@@ -136,28 +137,39 @@ class Objective:
         total = self._sum_terms()
         return total.value, total.gradient, total.diagonal
 
-    def curvature(self) -> LinearMap:
-        """v ↦ Bv; the result is the caller's to change, and may be overwritten by the next call."""
+    def curvature(self, damping: float = 0.0) -> Curvature:
+        """v ↦ (B + λμS)v; the result is the caller's to change, and may be overwritten by the next call.
+
+        S = (1/C) Σ_i J_h,i'J_h,i over the C curvature rows: ½v'Sv is half the squared change of the tensors that the model
+        holds steady, summed over them and averaged over rows. It is a mean also where the loss is a sum: λ, which stands
+        before it, already has the loss's scale.
+        """
         rows, size = self._share.within(self._rows), sum(self._network.shapes.sizes)
         decay = own_decay(self._decay, self._ranks)
         everywhere = self._share.total if self._rows is None else len(self._rows)
         here = self._batch.rows if rows is None else len(rows)
         scale = (self.represents if self._loss.reduction is Reduction.SUM else here) / everywhere
+        steadiness = damping * self._settings.structural_damping / everywhere
         made: list[GaussNewton] = []
 
-        def own_part(vector: Tensor) -> Tensor:
-            if here == 0:
-                return torch.zeros_like(vector)
+        def own() -> GaussNewton:
             if not made:
-                made.append(self._gauss_newton(rows, scale))
-            return made[0](vector)
+                made.append(self._gauss_newton(rows, scale, steadiness))
+            return made[0]
+
+        def own_part(vector: Tensor) -> Tensor:
+            return own()(vector) if here else torch.zeros_like(vector)
 
         def product(vector: Tensor) -> Tensor:
             whole = self._ranks.whole(vector, size)
             Bv = self._ranks.sum(lambda: own_part(whole), whole)
             return decay.add_product_(Bv, decay.shapes.split(vector))
 
-        return product
+        def structural(vector: Tensor) -> float:
+            whole = self._ranks.whole(vector, size)
+            return self._ranks.add(lambda: [own().structural(whole) if here else 0.0], 1)[0]
+
+        return Curvature(product, structural) if steadiness else Curvature(product)
 
     def value(self, theta: Tensor) -> float:
         """f(θ); a non-finite number is returned as it is: a failed trial, not an error."""
@@ -183,7 +195,8 @@ class Objective:
         if self._batch.rows == 0:
             return no_terms(self._network, wanted)
         renew = self._renewal is not None and self._renewal.due
-        J = self._make_jacobian(None, record=wanted.diagonal or renew)
+        both = self._share.within(self._rows) is None  # all rows here are curvature rows: one graph serves both
+        J = self._make_jacobian(None, record=wanted.diagonal or renew, steady=both)
         self._drawless = not self._draws.drawn
         L = self._loss.expand(J.outputs, self._batch.targets)
         value = L.value.item()
@@ -202,7 +215,7 @@ class Objective:
             raise NonFiniteError(
                 f"the gradient is not finite at the present parameters, before the step{self._suspects()}"
             )
-        if self._share.within(self._rows) is None:  # all rows here are curvature rows: one graph serves both
+        if both:
             self._jacobian, self._expansion = J, L
         if (weight := self._weight) != 1:
             value, gradient = weight * value, gradient.mul_(weight)
@@ -222,7 +235,7 @@ class Objective:
         axes = self._layout.calls if self._layout.separable else None
         return sums, sampled_diagonal(J, roots, axes, others) if others else {}
 
-    def _gauss_newton(self, rows: Tensor | None, scale: float) -> GaussNewton:
+    def _gauss_newton(self, rows: Tensor | None, scale: float, steadiness: float) -> GaussNewton:
         J, L = self._jacobian, self._expansion
         self._jacobian = self._expansion = None  # what the products do not need of them goes with them
         if J is None or L is None:
@@ -231,9 +244,9 @@ class Objective:
                     f"curvature_batch: the model cannot be run on {0 if rows is None else len(rows)} of its "
                     f"{self._batch.rows} rows: {self._layout.obstacle}; use curvature_batch=None"
                 )
-            J = self._make_jacobian(rows, record=False)
+            J = self._make_jacobian(rows, record=False, steady=True)
             L = self._loss.expand(J.outputs, self._batch.take_targets(rows))
-        return GaussNewton(J, L.hessian(), scale=scale)
+        return GaussNewton(J, L.hessian(), scale=scale, steadiness=steadiness)
 
     def _own_value(self, values: Sequence[Tensor]) -> float:
         if self._batch.rows == 0:
@@ -257,11 +270,17 @@ class Objective:
         with torch.no_grad(), nullcontext() if self._drawless else self._draws.over(rows):
             return self._network(values, inputs)
 
-    def _make_jacobian(self, rows: Tensor | None, *, record: bool) -> Jacobian:
+    def _make_jacobian(self, rows: Tensor | None, *, record: bool, steady: bool) -> Jacobian:
         self._refuse_chunks_where_rows_mix()
-        axes, microbatch = self._layout.outputs, self._microbatch
         return Jacobian(
-            self._network, self._batch, self._draws, rows=rows, microbatch=microbatch, axes=axes, record=record
+            self._network,
+            self._batch,
+            self._draws,
+            rows=rows,
+            microbatch=self._microbatch,
+            axes=self._layout.outputs,
+            record=record,
+            steady=steady and self._settings.structural_damping > 0,
         )
 
     def _refuse_chunks_where_rows_mix(self) -> None:

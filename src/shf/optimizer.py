@@ -300,7 +300,11 @@ class SHF(Optimizer):
     def _settings(self) -> Settings:
         c = self.config
         return Settings(
-            Preconditioner(c.preconditioner), c.preconditioner_exponent, c.microbatch, skip=c.nonfinite == "skip"
+            Preconditioner(c.preconditioner),
+            c.preconditioner_exponent,
+            c.microbatch,
+            c.structural_damping,
+            skip=c.nonfinite == "skip",
         )
 
     def _renewal(self, network: Network, rows: int) -> Renewal | None:

@@ -85,14 +85,27 @@ class Expansion:
     precondition: LinearMap
 
 
+@dataclass(frozen=True)
+class Curvature:
+    """v ↦ Bv at θ, on X^c, undamped but for structural damping.
+
+    Attributes:
+        product: v ↦ (B + λμS)v, μ = 0 without structural damping.
+        structural: v ↦ ½λμ v'Sv, the part of ½v'(B + λμS)v that is damping.
+    """
+
+    product: LinearMap
+    structural: Callable[[Tensor], float] = lambda vector: 0.0
+
+
 class Problem(Protocol):
     """One iteration's objective: its batches, its masks, its network at θ."""
 
     def expand(self, damping: float) -> Expansion:
         """f, ∇f and, for this λ, the preconditioner at θ, on X^g."""
 
-    def curvature(self) -> LinearMap:
-        """v ↦ Bv at θ, on X^c, undamped."""
+    def curvature(self, damping: float) -> Curvature:
+        """Products at θ, on X^c, with structural damping (if any) for this λ."""
 
     def value(self, theta: Tensor) -> float:
         """f at another θ, on X^g. The vector is overwritten by the next trial."""
@@ -148,10 +161,10 @@ def shf_step(
         raise NonFiniteError.of_sum(f_old, gradient_norm)
 
     # Solve (B + λI) δ = -∇f by CG(δ⁰, ∇f, P, ζ), products on X^c
-    B = problem.curvature()
+    B = problem.curvature(lam)  # structural damping, where it is asked for, makes (B + λμS) + λI of it
     candidates = Candidates(f, Backtracking(config.backtracking), solver.keep)
     cg = conjugate_gradient(
-        lambda v: B(v).add_(v, alpha=lam),
+        lambda v: B.product(v).add_(v, alpha=lam),
         downhill,
         start=start,
         iterations=config.cg_iterations,
@@ -167,8 +180,8 @@ def shf_step(
     if best is None:
         rho, rate, theta_next = -math.inf, Rate(0.0, f_old), theta
     else:
-        # ρ ← (f_k - f_{k-1}) / (½ δ'Bδ + ∇f'δ): CG's value is the damped model's, ½λδ'δ above
-        undamped = best.model - 0.5 * lam * dot(best.delta, best.delta)
+        # ρ ← (f_k - f_{k-1}) / (½ δ'Bδ + ∇f'δ): CG's value is the damped model's, ½λ(δ'δ + μδ'Sδ) above
+        undamped = best.model - 0.5 * lam * dot(best.delta, best.delta) - B.structural(best.delta)
         rho = reduction_ratio(best.value, f_old, undamped)
         # α: f(θ + αδ) ≤ f_{k-1} + .01 α ∇f'δ
         slope = -dot(downhill, best.delta)
