@@ -10,10 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
 import shf
+from shf.batching import Count, Select, count_rows, select_rows
+from shf.lab.trees import Tree, TreeLSTM, select_trees
 
 ROWS = 6
 
@@ -30,6 +32,7 @@ class Case:
         loss: the loss.
         layers: whether the preconditioner has a layer formula for every parameter (else the exact fallback is used).
         separable: whether a row's output depends on that row alone.
+        select, count: as the optimizer takes them, for data that is not rows of tensors.
     """
 
     name: str
@@ -39,6 +42,8 @@ class Case:
     loss: Any
     layers: bool = True
     separable: bool = True
+    select: Select = select_rows
+    count: Count = count_rows
 
 
 def classes(k: int = 3, *shape: int) -> Callable[[], Tensor]:
@@ -117,14 +122,18 @@ class Recurrent(nn.Module):
 
 
 class Packed(nn.Module):
-    """A GRU on packed sequences, its last hidden state."""
+    """A linear layer and a GRU on packed sequences: the last hidden state, or all of them padded to `steps`."""
 
-    def __init__(self) -> None:
+    def __init__(self, steps: int | None = None) -> None:
         super().__init__()
-        self.rnn, self.out = nn.GRU(2, 3, batch_first=True), nn.Linear(3, 3)
+        self.into, self.rnn, self.out = nn.Linear(2, 2), nn.GRU(2, 3, batch_first=True), nn.Linear(3, 3)
+        self.steps = steps
 
-    def forward(self, x: Any) -> Tensor:
-        return self.out(self.rnn(x)[1][-1])
+    def forward(self, x: PackedSequence) -> Tensor:
+        h, last = self.rnn(x._replace(data=self.into(x.data)))
+        if self.steps is None:
+            return self.out(last[-1])
+        return self.out(pad_packed_sequence(h, batch_first=True, total_length=self.steps)[0]).transpose(1, 2)
 
 
 class Attention(nn.Module):
@@ -231,9 +240,27 @@ def cnn(
     )
 
 
-def packed() -> tuple[Any, Tensor]:
-    lengths = torch.tensor([4, 2, 3, 1, 4, 2])
-    return pack_padded_sequence(torch.randn(ROWS, 4, 2), lengths, batch_first=True, enforce_sorted=False), classes()()
+LENGTHS = torch.tensor([3, 3, 4, 2, 1, 5])  # the first two say that every row has three steps, and so does the sum
+
+
+def packed() -> tuple[PackedSequence, Tensor]:
+    return pack_padded_sequence(torch.randn(ROWS, 5, 2), LENGTHS, batch_first=True, enforce_sorted=False), classes()()
+
+
+def packed_steps() -> tuple[PackedSequence, Tensor]:
+    """A class per step; padding has none."""
+    return packed()[0], classes(3, 5)().masked_fill(torch.arange(5) >= LENGTHS[:, None], -100)
+
+
+def trees() -> tuple[list[Tree], Tensor]:
+    """Of different shapes: 1 to 5 leaves, the first two alike."""
+
+    def grown(leaves: int, symbol: int) -> Tree:
+        if leaves == 1:
+            return Tree(symbol % 4)
+        return Tree(4 + symbol % 2, (grown(leaves // 2, symbol + 1), grown(leaves - leaves // 2, symbol + 2)))
+
+    return [grown(leaves, k) for k, leaves in enumerate(LENGTHS.tolist())], classes()()
 
 
 CE, BCE, MSE = nn.CrossEntropyLoss(), nn.BCEWithLogitsLoss(), nn.MSELoss()
@@ -292,6 +319,11 @@ CASES = [
          pair(real(2, 5), classes()), CE),
     Case("Conv3d", "convolutional", lambda: nn.Sequential(nn.Conv3d(1, 2, 2), nn.Tanh(), nn.Flatten(), nn.Linear(16, 3)),
          pair(real(1, 3, 3, 3), classes()), CE),
+    Case("Conv2d, stride, dilation, padding by reflection", "convolutional",
+         lambda: nn.Sequential(nn.Conv2d(2, 3, (2, 3), (2, 1), 1, (1, 2), padding_mode="reflect"), nn.Tanh(), nn.Flatten(), nn.Linear(18, 3)),
+         images, CE),
+    Case("Conv2d, padding same", "convolutional",
+         lambda: nn.Sequential(nn.Conv2d(2, 2, 2, padding="same", bias=False), nn.Tanh(), nn.Flatten(), nn.Linear(32, 3)), images, CE),
     Case("ConvTranspose2d", "convolutional",
          lambda: nn.Sequential(nn.ConvTranspose2d(2, 2, 2, stride=2), nn.Tanh(), nn.AvgPool2d(4), nn.Flatten(), nn.Linear(8, 3)),
          images, CE),
@@ -302,6 +334,7 @@ CASES = [
          vectors, CE, layers=False, separable=False),
     Case("LayerNorm", "normalisation", lambda: nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, 3)),
          vectors, CE),
+    Case("RMSNorm", "normalisation", lambda: nn.Sequential(nn.Linear(4, 5), nn.RMSNorm(5), nn.Tanh(), nn.Linear(5, 3)), vectors, CE),
     Case("cell written by hand", "recurrent", Cell, series, CE),
     Case("RNN", "recurrent", lambda: Recurrent(nn.RNN, batch_first=True), series, CE, layers=False),
     Case("GRU", "recurrent", lambda: Recurrent(nn.GRU, batch_first=True), series, CE, layers=False),
@@ -310,6 +343,9 @@ CASES = [
     Case("LSTM, bidirectional", "recurrent",
          lambda: nn.Sequential(nn.LSTM(2, 3, batch_first=True, bidirectional=True), _Last(), nn.Linear(6, 3)), series, CE, layers=False),
     Case("GRU, packed sequences", "recurrent", Packed, packed, CE, layers=False),
+    Case("GRU, packed sequences, an output per step", "recurrent", lambda: Packed(steps=5), packed_steps, CE, layers=False),
+    Case("Tree-LSTM, trees of different shapes", "recursive", lambda: TreeLSTM(6, 3, 3), trees, CE, layers=False,
+         select=select_trees, count=len),
     Case("MultiheadAttention, LayerNorm", "attention", Attention, pair(real(5, 4), classes()), CE, layers=False),
     Case("MultiheadAttention, dropout", "attention", lambda: Attention(0.5), pair(real(5, 4), classes()), CE, layers=False),
     Case("MultiheadAttention, dropout, weights", "attention", lambda: Attention(0.5, weights=True), pair(real(5, 4), classes()),

@@ -4,12 +4,13 @@ Says where the rows lie in its outputs, in its random draws and in the inputs of
 depends on the other rows (batch statistics).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from shf.batching import Batch
 from shf.exhaustion import is_out_of_memory
@@ -93,6 +94,20 @@ def batch_statistics(model: nn.Module) -> list[str]:
     ]
 
 
+def _may_be_uneven(inputs: Any) -> bool:
+    """Whether rows may have different sizes: packed sequences, or anything that is no tensor (trees, graphs, texts).
+
+    Layers may then see parts of rows, and two rows of equal size would suggest an order that the others do not keep.
+    """
+    if isinstance(inputs, PackedSequence):
+        return True
+    if isinstance(inputs, Mapping):
+        return any(map(_may_be_uneven, inputs.values()))
+    if isinstance(inputs, tuple | list):
+        return any(map(_may_be_uneven, inputs))
+    return not isinstance(inputs, Tensor | int | float | None)
+
+
 def _two_different_rows(batch: Batch) -> tuple[int, int]:
     """Row 0 and the first row whose inputs differ from it: equal rows would hide that they influence each other."""
     different = [
@@ -116,12 +131,18 @@ def _attempt(network: Network, three: Batch, two: Batch, seed: int, *, minor: bo
         whole = _floating(network(values, three.inputs))
     with Calls.recorded(network.model) as few, draws.over(_TWO):
         part = _floating(network(values, two.inputs))
+    uneven = _may_be_uneven(three.inputs)
     outputs = [_output_axis(z3, z2) for z3, z2 in zip(whole, part, strict=True)]
     separable = not batch_statistics(network.model) and all(
         _same(z2, z3 if axis is None else axis.take(z3, _TWO))
         for z3, z2, axis in zip(whole, part, outputs, strict=True)
     )
-    draw_axes, calls = [draws.found.get(k) for k in range(len(draws.drawn))], _call_axes(many, few)
+    draw_axes = [draws.found.get(k) for k in range(len(draws.drawn))]
+    if uneven and any(axis is not None and axis.fold > 1 for axis in draw_axes):
+        raise AmbiguousRowsError(
+            "random draws over parts of rows of different sizes: whose numbers are whose is unknown"
+        )
+    calls = {} if uneven else _call_axes(many, few)
     conclusive = all(bool(z.isfinite().all()) for z in whole)
     return Layout(outputs, draw_axes, calls, separable, conclusive=conclusive)
 
