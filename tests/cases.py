@@ -323,7 +323,7 @@ CASES = [
          lambda: nn.Sequential(nn.Conv2d(2, 3, (2, 3), (2, 1), 1, (1, 2), padding_mode="reflect"), nn.Tanh(), nn.Flatten(), nn.Linear(18, 3)),
          images, CE),
     Case("Conv2d, padding same", "convolutional",
-         lambda: nn.Sequential(nn.Conv2d(2, 2, 2, padding="same", bias=False), nn.Tanh(), nn.Flatten(), nn.Linear(32, 3)), images, CE),
+         lambda: nn.Sequential(nn.Conv2d(2, 2, 3, padding="same", bias=False), nn.Tanh(), nn.Flatten(), nn.Linear(32, 3)), images, CE),
     Case("ConvTranspose2d", "convolutional",
          lambda: nn.Sequential(nn.ConvTranspose2d(2, 2, 2, stride=2), nn.Tanh(), nn.AvgPool2d(4), nn.Flatten(), nn.Linear(8, 3)),
          images, CE),

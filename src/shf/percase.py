@@ -227,17 +227,17 @@ def _products_of_squares(g_squared: Tensor, a: Tensor) -> Tensor:
 
 def _linear_per_case(uses: Sequence[Use]) -> dict[str, Tensor]:
     """A linear layer on sequences, or used several times: the sum over positions and uses comes before the square."""
-    pairs = [(u.g.flatten(1, -2), u.a.flatten(1, -2)) if u.a.ndim > 2 else (u.g[:, None], u.a[:, None]) for u in uses]
-    return {
-        "weight": sum(
-            (torch.einsum("bto,bti->boi", g, a) for g, a in pairs[1:]), torch.einsum("bto,bti->boi", *pairs[0])
-        ),
-        "bias": sum((g.sum(1) for g, _ in pairs[1:]), pairs[0][0].sum(1)),
-    }
+    a, g = (
+        torch.cat([t.flatten(1, -2) if t.ndim > 2 else t[:, None] for t in ts], 1) for ts in zip(*uses, strict=True)
+    )
+    return {"weight": g.transpose(1, 2) @ a, "bias": g.sum(1)}
 
 
 def _pullback_per_case(module: nn.Module, values: dict[str, Tensor], uses: Sequence[Use]) -> dict[str, Tensor]:
-    """Any layer that treats cases apart: its own pullback, mapped over cases."""
+    """Any layer that treats cases apart: its own pullback, mapped over cases.
+
+    For convolutions this is one grouped convolution, and was measured to be faster than products of unfolded inputs.
+    """
 
     def one_case(a: Tensor, g: Tensor) -> dict[str, Tensor]:
         def layer(parameters: dict[str, Tensor]) -> Tensor:
