@@ -45,6 +45,10 @@ class Case:
     select: Select = select_rows
     count: Count = count_rows
 
+    @property
+    def handling(self) -> dict[str, Any]:
+        return {"select": self.select, "count": self.count}
+
 
 def classes(k: int = 3, *shape: int) -> Callable[[], Tensor]:
     return lambda: torch.randint(k, (ROWS, *shape))

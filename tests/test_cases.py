@@ -38,7 +38,7 @@ class Reference:
         inputs, targets = case.data()
         to_double = lambda t: t.double() if t.is_floating_point() else t  # noqa: E731
         inputs = inputs.to(torch.float64) if hasattr(inputs, "batch_sizes") else map_leaves(to_double, inputs)
-        self.batch = Batch.of(inputs, map_leaves(to_double, targets), case.select, case.count)
+        self.batch = Batch.of(inputs, map_leaves(to_double, targets), **case.handling)
         self.network = Network(self.model, list(self.model.parameters()))
         self.loss = Loss(case.loss)
         with preserved_global_state(), twice_differentiable_kernels(torch.device("cpu")):

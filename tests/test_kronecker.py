@@ -30,9 +30,11 @@ CE = nn.CrossEntropyLoss()
 class Setting:
     """A model on a batch in float64, expanded once with the Kronecker preconditioner."""
 
-    def __init__(self, model: nn.Module, inputs, targets, loss=CE, *, microbatch=None, decay=DECAY, seed=SEED) -> None:
+    def __init__(
+        self, model: nn.Module, inputs, targets, loss=CE, *, microbatch=None, decay=DECAY, seed=SEED, **handling
+    ) -> None:
         self.model, self.network, self.loss = model, Network(model, list(model.parameters())), Loss(loss)
-        self.batch, self.state = Batch.of(inputs, targets), {}
+        self.batch, self.state = Batch.of(inputs, targets, **handling), {}
         self.decay = Decay(self.network.shapes, tuple(decay if p.ndim > 1 else 0.0 for p in self.network.parameters))
         self.renewal = Renewal(FactorMemory(), self.network, self.state, {}, 0, ONCE)
         with preserved_global_state(), twice_differentiable_kernels(torch.device("cpu")), torch.no_grad():
@@ -231,7 +233,7 @@ def in_double(case: cases.Case):
 
 def test_it_is_symmetric_and_positive_definite(case):
     model, inputs, targets = in_double(case)
-    setting = Setting(model, inputs, targets, case.loss)
+    setting = Setting(model, inputs, targets, case.loss, **case.handling)
     inverse = setting.inverse()
     assert_close(inverse, inverse.T, 1e-12)
     assert torch.linalg.eigvalsh(inverse).min() > 0
@@ -243,20 +245,22 @@ def test_it_is_symmetric_and_positive_definite(case):
 
 def test_the_gradient_is_the_same(case):
     model, inputs, targets = in_double(case)
-    found = Setting(model, inputs, targets, case.loss, decay=0.0).expansion.gradient
+    found = Setting(model, inputs, targets, case.loss, decay=0.0, **case.handling).expansion.gradient
     plain = shf.SHF(model, case.loss, preconditioner=None, seed=1)
     network = plain._network()
     with preserved_global_state(), twice_differentiable_kernels(torch.device("cpu")):
-        layout = find_layout(network, Batch.of(inputs, targets), 3)
+        layout = find_layout(network, Batch.of(inputs, targets, **case.handling), 3)
         settings = Settings(Preconditioner.NONE)
-        objective = Objective(network, plain.loss, Batch.of(inputs, targets), layout, seed=SEED, settings=settings)
+        objective = Objective(
+            network, plain.loss, Batch.of(inputs, targets, **case.handling), layout, seed=SEED, settings=settings
+        )
         expected = objective.data_terms()[1]
     assert_close(found, expected, 1e-10)
 
 
 def test_a_step_descends(case):
     model, inputs, targets = in_double(case)
-    info = shf.SHF(model, case.loss, preconditioner="kronecker", seed=1).step(inputs, targets)
+    info = shf.SHF(model, case.loss, preconditioner="kronecker", seed=1, **case.handling).step(inputs, targets)
     assert info.accepted
     assert info.loss_after < info.loss_before
 
