@@ -71,7 +71,7 @@ class Traffic:
 
 
 class Channel:
-    """Messages among the ranks of a group. Every method is called by all of them.
+    """Messages among the ranks of a group. Every method that sends is called by all of them.
 
     Args:
         group: the process group.
@@ -91,14 +91,17 @@ class Channel:
         self.traffic = Traffic()
         self.exchange = 0
         self._device = torch.device("cpu" if "gloo" in str(dist.get_backend_config(group)) else "cuda")
-        self._witness = Witness(
-            group.get_group_store(), self.rank, self.size, min(GRACE_SECONDS, timeout or GRACE_SECONDS)
-        )
+        self._witness = Witness(group.get_group_store(), self.rank, self.size, GRACE_SECONDS)
         if timeout is not None:
-            group.set_timeout(datetime.timedelta(seconds=timeout))
+            self.wait_at_most(timeout)
 
     def __repr__(self) -> str:
         return f"rank {self.rank} of {self.size} on {dist.get_backend(self.group)}"
+
+    def wait_at_most(self, seconds: float) -> None:
+        """How long this rank (each has its own limit) waits for the others in one message, and for their testimony."""
+        self.group.set_timeout(datetime.timedelta(seconds=seconds))
+        self._witness = Witness(self.group.get_group_store(), self.rank, self.size, min(GRACE_SECONDS, seconds))
 
     def all_reduce_(self, vector: Tensor) -> Tensor:
         """The sum over ranks, in place; bitwise the same everywhere."""

@@ -1,6 +1,7 @@
 """The command `shf` with a tiny experiment in its registry, for torchrun; a rank may be told to fail once.
 
 FAULT="kill 1 5" makes rank 1 kill itself in its fifth step, unless torchrun has restarted it; "raise" and "hang" likewise.
+STEP_SECONDS makes every step take longer, so that there is time to disturb it.
 """
 
 import os
@@ -42,9 +43,21 @@ def with_fault(kind: str, rank: str, number: str) -> None:
     shf.SHF.step = step  # type: ignore[method-assign]
 
 
+def slowed(seconds: float) -> None:
+    original = shf.SHF.step
+
+    def step(self: Any, *args: Any) -> Any:
+        time.sleep(seconds)
+        return original(self, *args)
+
+    shf.SHF.step = step  # type: ignore[method-assign]
+
+
 if __name__ == "__main__":
     registry = MappingProxyType({"tiny": tiny_experiment(), **experiments.EXPERIMENTS})
     experiments.EXPERIMENTS = commands.EXPERIMENTS = registry
+    if "STEP_SECONDS" in os.environ:
+        slowed(float(os.environ["STEP_SECONDS"]))
     if "FAULT" in os.environ:
         with_fault(*os.environ["FAULT"].split())
     commands.app()

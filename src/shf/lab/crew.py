@@ -57,6 +57,8 @@ class Crew:
             raise ExperimentError(
                 f"{config.method} works on one process; under torchrun only shf does its steps on {self.size}"
             )
+        if (seconds := config.settings.get("rank_timeout")) is not None:  # the others wait as long as rank 0 needs
+            self._channel.wait_at_most(seconds)
         _say(self._channel, {"do": "build", "config": config.to_json()})
         method.optimizer = _Leading(method.optimizer, self._channel)  # type: ignore[attr-defined]
 
