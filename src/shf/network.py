@@ -1,7 +1,7 @@
 """A module as a function of its parameters and buffers: nothing here writes to the module."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -115,15 +115,33 @@ class Network:
 
 
 @contextmanager
-def twice_differentiable_kernels(device: torch.device) -> Iterator[None]:
+def twice_differentiable_kernels(device: torch.device, *, recurrent: bool = True) -> Iterator[None]:
     """Kernels whose backward can itself be differentiated, inside this block only.
 
     Fused attention and cuDNN's recurrent kernels have no second derivative: attention uses its mathematical form here,
-    and cuDNN is set aside. Autocast is off: curvature in half precision is noise.
+    and cuDNN is set aside if there are recurrent layers. Autocast is off: curvature in half precision is noise.
     """
     with (
         sdpa_kernel(SDPBackend.MATH),
-        torch.backends.cudnn.flags(enabled=False),
+        torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext(),
         torch.autocast(device.type, enabled=False),
     ):
         yield
+
+
+def is_recurrent(model: nn.Module) -> bool:
+    """Whether it has layers for which torch would take cuDNN's recurrent kernels."""
+    return any(isinstance(m, nn.RNNBase) for m in model.modules())
+
+
+def set_aside(model: nn.Module, device: torch.device) -> list[str]:
+    """What the user has switched on and a step will not use, in words."""
+    found = []
+    if torch.is_autocast_enabled(device.type):
+        found.append("autocast is on: SHF switches it off inside step, where half precision would drown the curvature")
+    if device.type == "cuda" and torch.backends.cudnn.enabled and is_recurrent(model):
+        found.append(
+            "cuDNN's recurrent kernels cannot be differentiated twice: SHF uses torch's own, slower ones inside step, and "
+            "cuDNN everywhere else"
+        )
+    return found

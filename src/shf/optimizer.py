@@ -21,7 +21,7 @@ from shf.lastsolution import LastSolution, whole_deltas
 from shf.layout import NO_ROWS, Layout, find_layout, signature
 from shf.losses import Loss
 from shf.maxnorm import clip_norms_
-from shf.network import Forward, Network, call_model, twice_differentiable_kernels, unwrap
+from shf.network import Forward, Network, call_model, is_recurrent, set_aside, twice_differentiable_kernels, unwrap
 from shf.nonfinite import NonFiniteError
 from shf.objective import Objective, Settings
 from shf.participation import Participation
@@ -105,7 +105,7 @@ class SHF(Optimizer):
         self._connection = Connection(process_group, _communication(self.config))
         self._last_solution = LastSolution()
         self._factors = FactorMemory()
-        self._warned_of_autocast = False
+        self._said: set[str] = set()
         super().__init__(make_groups(self.model, params, weight_decay), {"weight_decay": weight_decay})
         seed = int(torch.randint(2**62, ()).item()) if seed is None else seed
         self.param_groups[0]["shf"] = {
@@ -427,14 +427,12 @@ class SHF(Optimizer):
     @contextmanager
     def _surroundings(self, device: torch.device) -> Iterator[None]:
         """What a step needs around it, whatever the caller has switched on: grad, its own kernels, a quiet generator."""
-        if torch.is_autocast_enabled(device.type) and not self._warned_of_autocast:
-            self._warned_of_autocast = True
-            warnings.warn(
-                "autocast is on: SHF switches it off inside step, where half precision would drown the curvature",
-                SHFWarning,
-                stacklevel=5,
-            )
-        with torch.inference_mode(False), preserved_global_state(), twice_differentiable_kernels(device):
+        for words in set_aside(self.model, device):
+            if words not in self._said:
+                self._said.add(words)
+                warnings.warn(words, SHFWarning, stacklevel=5)
+        kernels = twice_differentiable_kernels(device, recurrent=is_recurrent(self.model))
+        with torch.inference_mode(False), preserved_global_state(), kernels:
             yield
 
 

@@ -1,0 +1,119 @@
+"""The pathological long-term tasks on a plain tanh network: SHF with structural damping against Adam with clipping.
+
+Adding: at two marked steps of a sequence a number is to be remembered; wanted is ½ + (a + b)/4, and a sequence counts as
+wrong if the answer is off by more than 0.04. Temporal order: two of the symbols are X or Y, the rest are distractors;
+wanted is which of XX, XY, YX, YY. After Hochreiter & Schmidhuber (1997) and Martens & Sutskever (2011): lengths from T to
+1.1 T, the events in the first tenth and the first half (adding), in the second and the sixth tenth (order). A run succeeds
+when fewer than 1 % of new sequences are wrong.
+
+python examples/longterm.py --T 50 100 --seconds 600 --seed 0 1 2
+"""
+
+import math
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+import shf
+from contest import Method, Row, Step, Task, contest, parser, stochastic
+
+UNITS, CONNECTIONS, RADIUS = 50, 15, 1.1
+SHF = {"structural_damping": 0.03, "cg_iterations": 20, "curvature_batch": 200, "backtracking": "first-worse"}
+DAMPING = {"adding": 0.01, "order": 0.03}
+Sequences = tuple[tuple[Tensor, Tensor], Tensor]
+
+
+class Plain(nn.Module):
+    """h_t = tanh(W x_t + R h_{t-1} + b), read at the end of each sequence; every h_t is held steady."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.into, self.over = nn.Linear(inputs, UNITS), nn.Linear(UNITS, UNITS, bias=False)
+        self.out = nn.Linear(UNITS, outputs)
+        with torch.no_grad():  # sparse, with a spectral radius above 1 (Sutskever et al., 2013)
+            R = torch.randn(UNITS, UNITS) * (torch.rand(UNITS, UNITS).argsort(1) < CONNECTIONS)
+            self.over.weight.copy_(R * RADIUS / torch.linalg.eigvals(R).abs().max())
+            nn.init.normal_(self.into.weight, std=0.5)
+            nn.init.zeros_(self.into.bias)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        h, states = x.new_zeros(len(x), UNITS), []
+        for u in self.into(x).unbind(1):
+            h = shf.hold_steady(torch.tanh(u + self.over(h)))
+            states.append(h)
+        return self.out(torch.stack(states, 1)[torch.arange(len(x)), lengths - 1])
+
+
+def integers(low: float, high: float, count: int, source: torch.Generator) -> Tensor:
+    return torch.randint(math.ceil(low), math.floor(high) + 1, (count,), generator=source)
+
+
+def adding(T: int, count: int, source: torch.Generator) -> Sequences:
+    lengths, rows = integers(T, 1.1 * T, count, source), torch.arange(count)
+    x = torch.zeros(count, int(1.1 * T), 2)
+    x[..., 0] = torch.rand(x.shape[:2], generator=source)
+    first, second = integers(0, T / 10 - 1, count, source), integers(T / 10, T / 2 - 1, count, source)
+    x[rows, first, 1] = x[rows, second, 1] = 1
+    return (x, lengths), 0.5 + (x[rows, first, :1] + x[rows, second, :1]) / 4
+
+
+def order(T: int, count: int, source: torch.Generator) -> Sequences:
+    lengths, rows = integers(T, 1.1 * T, count, source), torch.arange(count)
+    symbols = torch.randint(2, 6, (count, int(1.1 * T)), generator=source)
+    events = torch.randint(2, (count, 2), generator=source)
+    symbols[rows, integers(0.1 * T, 0.2 * T, count, source)] = events[:, 0]
+    symbols[rows, integers(0.5 * T, 0.6 * T, count, source)] = events[:, 1]
+    return (nn.functional.one_hot(symbols, 6).float(), lengths), 2 * events[:, 0] + events[:, 1]
+
+
+def right(z: Tensor, targets: Tensor) -> Tensor:
+    return z.argmax(1) == targets if z.shape[1] > 1 else ((z - targets).abs() <= 0.04).squeeze(1)
+
+
+def long_term(name: str, T: int, loss: nn.Module) -> Task:
+    make, model = {"adding": (adding, partial(Plain, 2, 1)), "order": (order, partial(Plain, 6, 4))}[name]
+    held_out, test = (make(T, 2000, torch.Generator().manual_seed(seed)) for seed in (10**6, 10**6 + 1))
+
+    def batches(size: int, source: torch.Generator) -> Iterator[Sequences]:
+        while True:
+            yield make(T, size, source)
+
+    def evaluate(model: nn.Module) -> Row:
+        wrong = 100 - 100 * right(model(*test[0]), test[1]).double().mean().item()
+        return {"held_out_loss": loss(model(*held_out[0]), held_out[1]).item(), "wrong_percent": wrong}
+
+    return Task(f"{name}-{T}", model, batches, evaluate, tuned_on="held_out_loss")
+
+
+def adam(loss: nn.Module, model: nn.Module, rate: float) -> Step:
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+
+    def step(inputs: tuple[Tensor, Tensor], targets: Tensor) -> None:
+        optimizer.zero_grad()
+        loss(model(*inputs), targets).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    return step
+
+
+def main() -> None:
+    options = parser(__doc__, seconds=150)
+    options.add_argument("--tasks", nargs="+", default=["adding", "order"], choices=["adding", "order"])
+    options.add_argument("--T", type=int, nargs="+", default=[50], help="lengths")
+    chosen = options.parse_args()
+    for name, T in ((name, T) for T in chosen.T for name in chosen.tasks):
+        loss = nn.MSELoss() if name == "adding" else nn.CrossEntropyLoss()
+        settings = {**SHF, "damping": DAMPING[name]}
+        solve = partial(stochastic, loss=loss, epoch=50, **settings, seed=0)
+        methods = [
+            Method("shf", 500, lambda model, _, solve=solve: solve(model), settings=settings),
+            Method("adam", 100, partial(adam, loss), (0.01, 0.003, 0.001), {"clipped at": 1.0}),
+        ]
+        contest([long_term(name, T, loss)], methods, chosen)
+
+
+if __name__ == "__main__":
+    main()

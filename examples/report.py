@@ -1,0 +1,130 @@
+"""Tables and charts of docs/examples.md from the records of the examples.
+
+python examples/report.py results/examples
+"""
+
+import argparse
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from shf.lab.plots import Chart, Series, draw
+from shf.lab.records import RunRecord, read_run
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+@dataclass(frozen=True)
+class Topic:
+    """One task of the page: the measure that is judged, its words, and below what a run has solved the task."""
+
+    task: str
+    metric: str
+    words: str
+    solved_below: float | None = None
+
+
+TOPICS = (
+    Topic("cnn", "test_errors", "test errors of 10,000"),
+    Topic("adding-50", "wrong_percent", "sequences wrong, %", solved_below=1.0),
+    Topic("order-50", "wrong_percent", "sequences wrong, %", solved_below=1.0),
+    Topic("adding-100", "wrong_percent", "sequences wrong, %", solved_below=1.0),
+    Topic("order-100", "wrong_percent", "sequences wrong, %", solved_below=1.0),
+    Topic("expressions", "test_error_percent", "wrong at depths 1 to 5, %"),
+    Topic("characters", "validation_loss", "validation loss, nats per character"),
+    Topic("finetune", "test_error_percent", "test error, %"),
+)
+
+
+def runs(root: Path, task: str) -> dict[str, list[RunRecord]]:
+    """The records of one task by method, SHF first; a record that was changed by hand is refused."""
+    found: dict[str, list[RunRecord]] = {}
+    for directory in sorted((root / task).glob("*")):
+        record = read_run(directory)
+        if record.problems:
+            raise ValueError(f"{directory}: {'; '.join(record.problems)}")
+        found.setdefault(str(record.config["method"]), []).append(record)
+    return dict(sorted(found.items(), key=lambda item: item[0] != "shf"))
+
+
+def spread(values: Sequence[float], digits: str = ".3g") -> str:
+    """The mean, and the range where there are several."""
+    mean = format(statistics.fmean(values), digits)
+    return mean if len(values) == 1 else f"{mean} ({min(values):{digits}} to {max(values):{digits}})"
+
+
+def table(topic: Topic, found: dict[str, list[RunRecord]]) -> str:
+    solved = " | solved" if topic.solved_below is not None else ""
+    lines = [
+        f"| | {topic.words} | updates | batch | set beforehand{solved} |",
+        "|---|---|---|---|---|" + "---|" * bool(solved),
+    ]
+    for method, records in found.items():
+        ends = [record.column(topic.metric)[-1].item() for record in records]
+        updates = spread([record.column("updates")[-1].item() for record in records], ".0f")
+        config = records[0].config
+        settings = ", ".join(f"{name} {value}" for name, value in config["settings"].items())
+        tried = len(config["tuning"].get("found", {}))
+        settings += f" (best of {tried})" if tried else ""
+        cells = [method, spread(ends, ".4g"), updates, str(config["rows"]), settings or "nothing"]
+        if topic.solved_below is not None:
+            cells.append(f"{sum(end < topic.solved_below for end in ends)} of {len(ends)}")
+        lines.append("| " + " | ".join(cells) + " |")
+    config = next(iter(found.values()))[0].config
+    return "\n".join([*lines, "", f"{config['seconds']:g} processor seconds each; mean and range over seeds."])
+
+
+def by_depth(found: dict[str, list[RunRecord]]) -> str:
+    """Accuracy of the expressions by depth, means over seeds."""
+    names = [name for name in next(iter(found.values()))[0].epochs[0] if name.startswith("accuracy_depth_")]
+    lines = ["| depth | " + " | ".join(n.rsplit("_", 1)[1] for n in names) + " |", "|---" * (len(names) + 1) + "|"]
+    for method, records in found.items():
+        means = [statistics.fmean(r.column(name)[-1].item() for r in records) for name in names]
+        lines.append(f"| {method} | " + " | ".join(f"{mean:.1f}" for mean in means) + " |")
+    return "\n".join(lines)
+
+
+def chart(topic: Topic, found: dict[str, list[RunRecord]]) -> Chart:
+    series = [
+        Series(method if k == 0 else "", r.column("processor_seconds"), r.column(topic.metric), colour)
+        for colour, (method, records) in enumerate(found.items())
+        for k, r in enumerate(records)
+    ]
+    values = np.concatenate([s.y for s in series])
+    log = bool((values > 0).all() and values.max() > 4 * values.min())
+    return Chart(f"example-{topic.task}", topic.words, "processor seconds of updates", tuple(series), log_y=log)
+
+
+def page(text: str, root: Path) -> tuple[str, dict[str, str]]:
+    """The page with its tables renewed, and the charts by file name."""
+    parts, charts = {}, {}
+    for topic in TOPICS:
+        if found := runs(root, topic.task):
+            parts[topic.task] = f"![{topic.words}](figures/example-{topic.task}.svg)\n\n{table(topic, found)}"
+            charts[f"example-{topic.task}.svg"] = draw(chart(topic, found), standalone=True)
+            if topic.task == "expressions":
+                parts["depths"] = by_depth(found)
+    for name, content in parts.items():
+        pattern = re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- end -->)", re.DOTALL)
+        text, count = pattern.subn(lambda match, content=content: match[1] + content + match[2], text)
+        if count != 1:
+            raise ValueError(f"the page has {count} places for {name!r}, expected 1")
+    return text, charts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("records", type=Path, nargs="?", default=DOCS.parent / "results" / "examples")
+    document = DOCS / "examples.md"
+    text, charts = page(document.read_text(encoding="utf-8"), parser.parse_args().records)
+    document.write_text(text, encoding="utf-8")
+    for name, svg in charts.items():
+        (DOCS / "figures" / name).write_text(svg, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""The examples run, at a budget of moments; their records can be read; the page shows what the records say."""
+
+import os
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+import characters
+import cnn
+import contest
+import expressions
+import finetune
+import longterm
+import report
+from shf.lab.data import load
+from shf.lab.records import read_run
+from shf.lab.trees import Tree
+
+ROOT = Path(__file__).parent.parent
+DATA = Path(os.environ.get("SHF_DATA") or ROOT.parent / "shared" / "data")
+
+
+def run(example, out, monkeypatch, *options):
+    """Its records, by the names of their directories."""
+    arguments = ["--seconds", "0.2", "--tune", "0.01", "--out", str(out), *options]
+    monkeypatch.setattr(sys, "argv", [example.__name__, *map(str, arguments)])
+    example.main()
+    return {str(path.parent.relative_to(out)): read_run(path.parent) for path in out.rglob("run.json")}
+
+
+def assert_sound(records, metric, *names):
+    assert sorted(records) == sorted(names)
+    for record in records.values():
+        assert record.problems == ()
+        assert record.column("updates")[-1] >= 1
+        assert record.column("processor_seconds")[-1] >= record.config["seconds"]
+        assert torch.tensor(record.column(metric)).isfinite().all()
+
+
+@pytest.fixture(autouse=True)
+def _few_evaluations(monkeypatch):
+    original = contest.train
+    monkeypatch.setattr(contest, "train", lambda *args, **kw: original(*args, **{**kw, "evaluations": 1}))
+
+
+@pytest.fixture
+def mnist(monkeypatch):
+    if not (DATA / "mnist").is_dir():
+        pytest.skip("mnist is neither under SHF_DATA nor in ../shared/data")
+    monkeypatch.setenv("SHF_DATA", str(DATA))
+
+
+def test_cnn(tmp_path, monkeypatch, mnist):
+    monkeypatch.setattr(cnn, "HELD_OUT", 100)
+    records = run(cnn, tmp_path, monkeypatch, "--cases", 300)
+    assert_sound(records, "test_errors", "cnn/shf-0", "cnn/adam-0", "cnn/momentum-0.9-0")
+    assert len(records["cnn/adam-0"].config["tuning"]["found"]) == 4
+
+
+def test_finetuning_leaves_the_frozen_layers_alone(tmp_path, monkeypatch, mnist):
+    bodies = []
+    original = finetune.errors
+
+    def watched(model, *data):
+        bodies.append(torch.cat([p.detach().reshape(-1) for p in model.parameters() if not p.requires_grad]))
+        return original(model, *data)
+
+    monkeypatch.setattr(finetune, "errors", watched)
+    monkeypatch.setattr(finetune, "load", partial(load, train=2000, test=300))
+    records = run(finetune, tmp_path, monkeypatch, "--cases", 100, "--pretraining", 1)
+    assert_sound(records, "test_error_percent", "finetune/shf-0", "finetune/adam-0")
+    assert len(bodies[0]) == 6 * 26 + 16 * 151
+    assert all(torch.equal(body, bodies[0]) for body in bodies)
+
+
+def test_long_term_tasks(tmp_path, monkeypatch):
+    records = run(longterm, tmp_path, monkeypatch, "--T", 10)
+    names = [f"{task}-10/{method}-0" for task in ("adding", "order") for method in ("shf", "adam")]
+    assert_sound(records, "wrong_percent", *names)
+    assert records["adding-10/shf-0"].config["settings"]["structural_damping"] > 0
+
+
+def test_the_long_term_tasks_are_as_defined():
+    source = torch.Generator().manual_seed(0)
+    (x, lengths), wanted = longterm.adding(50, 300, source)
+    assert (lengths.min(), lengths.max()) == (50, 55)
+    assert (x[..., 1].sum(1) == 2).all()
+    places = x[..., 1].nonzero()[:, 1].view(-1, 2)
+    assert (places[:, 0] < 5).all()
+    assert ((places[:, 1] >= 5) & (places[:, 1] < 25)).all()
+    assert torch.allclose(wanted[:, 0], 0.5 + (x[..., 0] * x[..., 1]).sum(1) / 4)
+    (x, lengths), wanted = longterm.order(50, 300, source)
+    events = x[..., :2].sum(2).nonzero()[:, 1].view(-1, 2)
+    assert ((events[:, 0] >= 5) & (events[:, 0] <= 10) & (events[:, 1] >= 25) & (events[:, 1] <= 30)).all()
+    first, second = (x[torch.arange(300), events[:, k]].argmax(1) for k in (0, 1))
+    assert torch.equal(wanted, 2 * first + second)
+
+
+def test_expressions(tmp_path, monkeypatch):
+    records = run(expressions, tmp_path, monkeypatch, "--cases", 50)
+    assert_sound(records, "test_error_percent", *(f"expressions/{m}-0" for m in ("shf", "adagrad", "lbfgs")))
+
+
+def test_the_value_of_an_expression():
+    product, difference = 4 + 5, 4 + 4
+    tree = Tree(product, (Tree(difference, (Tree(1), Tree(2))), Tree(3)))
+    assert expressions.value(tree) == (1 - 2) * 3 % 4
+    trees, values = expressions.expressions(40, range(1, 5), seed=0)
+    assert [tree.height for tree in trees] == [1, 2, 3, 4] * 10
+    assert set(values.tolist()) == {0, 1, 2, 3}
+
+
+def test_characters(tmp_path, monkeypatch):
+    for name, value in {"WIDTH": 16, "HEADS": 2, "LAYERS": 1, "CONTEXT": 8}.items():
+        monkeypatch.setattr(characters, name, value)
+    records = run(characters, tmp_path, monkeypatch, "--modules", 3)
+    assert_sound(records, "validation_loss", *(f"characters/{m}-0" for m in ("shf", "adamw", "muon")))
+
+
+def test_the_transformer_has_the_size_that_is_said():
+    assert 780_000 < sum(p.numel() for p in characters.Characters().parameters()) < 830_000
+
+
+def test_the_page_of_examples_shows_its_records():
+    text = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
+    renewed, charts = report.page(text, ROOT / "results" / "examples")
+    assert renewed == text
+    assert charts
+    for name, svg in charts.items():
+        assert (ROOT / "docs" / "figures" / name).read_text(encoding="utf-8") == svg
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "examples").glob("*.py")))
+def test_an_example_fits_a_sitting(name):
+    lines = (ROOT / "examples" / name).read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= (120 if name not in ("contest.py", "report.py") else 160)
