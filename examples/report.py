@@ -72,10 +72,19 @@ def table(topic: Topic, found: dict[str, list[RunRecord]]) -> str:
         settings += f" (best of {tried})" if tried else ""
         cells = [method, spread(ends, ".4g"), updates, str(config["rows"]), settings or "nothing"]
         if topic.solved_below is not None:
-            cells.append(f"{sum(end < topic.solved_below for end in ends)} of {len(ends)}")
+            cells.append(solutions(topic, records))
         lines.append("| " + " | ".join(cells) + " |")
     config = next(iter(found.values()))[0].config
     return "\n".join([*lines, "", f"{config['seconds']:g} processor seconds each; mean and range over seeds."])
+
+
+def solutions(topic: Topic, records: Sequence[RunRecord]) -> str:
+    """How many runs end below the threshold, and when they first were."""
+    assert topic.solved_below is not None
+    below = [(r.column("processor_seconds"), r.column(topic.metric) < topic.solved_below) for r in records]
+    times = [seconds[reached.argmax()].item() for seconds, reached in below if reached[-1]]
+    when = f", after {', '.join(f'{t:.0f}' for t in sorted(times))} s" if times else ""
+    return f"{len(times)} of {len(records)}{when}"
 
 
 def by_depth(found: dict[str, list[RunRecord]]) -> str:
