@@ -1,9 +1,9 @@
 """The pathological long-term tasks on a plain tanh network: SHF with structural damping against Adam with clipping.
 
-Adding: at two marked steps a number is to be remembered; wanted is ½ + (a + b)/4, and an answer that is off by more than
-0.04 is wrong. Temporal order: two of the symbols are X or Y, the rest distractors; wanted is which of XX, XY, YX, YY.
-After Hochreiter & Schmidhuber (1997) and Martens & Sutskever (2011): lengths from T to 1.1 T, events in the first tenth and
-the first half (adding), in the second and the sixth tenth (order). Solved: fewer than 1 % of new sequences are wrong.
+Adding: at two marked steps a number is to be remembered; wanted is ½ + (a + b)/4, within 0.04. Temporal order: two of the
+symbols are X or Y, the rest distractors; wanted is which of XX, XY, YX, YY. After Hochreiter & Schmidhuber (1997) and Martens
+& Sutskever (2011): lengths from T to 1.1 T, events in the first tenth and first half (adding), in the second and sixth tenth
+(order). Solved: fewer than 1 % of new sequences are wrong.
 
 python examples/longterm.py --T 50 100 --seconds 600 --seed 0 1 2
 """
@@ -50,8 +50,7 @@ def integers(low: float, high: float, count: int, source: torch.Generator) -> Te
 
 def adding(T: int, count: int, source: torch.Generator) -> Sequences:
     lengths, rows = integers(T, 1.1 * T, count, source), torch.arange(count)
-    x = torch.zeros(count, int(1.1 * T), 2)
-    x[..., 0] = torch.rand(x.shape[:2], generator=source)
+    x = torch.rand(count, int(1.1 * T), 1, generator=source) * torch.tensor([1.0, 0.0])
     first, second = integers(0, T / 10 - 1, count, source), integers(T / 10, T / 2 - 1, count, source)
     x[rows, first, 1] = x[rows, second, 1] = 1
     return (x, lengths), 0.5 + (x[rows, first, :1] + x[rows, second, :1]) / 4
