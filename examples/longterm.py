@@ -1,9 +1,9 @@
 """The pathological long-term tasks on a plain tanh network: SHF with structural damping against Adam with clipping.
 
 Adding: at two marked steps a number is to be remembered; wanted is ½ + (a + b)/4, within 0.04. Temporal order: two of the
-symbols are X or Y, the rest distractors; wanted is which of XX, XY, YX, YY. After Hochreiter & Schmidhuber (1997) and Martens
-& Sutskever (2011): lengths from T to 1.1 T, events in the first tenth and first half (adding), in the second and sixth tenth
-(order). Solved: fewer than 1 % of new sequences are wrong.
+symbols are X or Y, the rest distractors; wanted is which of XX, XY, YX, YY. After Hochreiter & Schmidhuber (1997) and
+Martens & Sutskever (2011): lengths from T to 1.1 T, events in the first tenth and first half (adding), in the second and
+sixth tenth (order). Solved: fewer than 1 % of new sequences are wrong.
 
 python examples/longterm.py --T 50 100 --seconds 600 --seed 0 1 2
 """
