@@ -24,7 +24,7 @@ OPERATORS: list[Callable[[int, int], int]] = [
 ]
 TRAINING_CASES, TRAINED_DEPTHS, TESTED_DEPTHS = 5000, range(1, 6), range(1, 9)
 LOSS = nn.CrossEntropyLoss()
-SHF = {"damping": 0.03, "cg_iterations": 20, "curvature_batch": 500, "preconditioner": None}
+SHF = {"damping": 0.01, "cg_iterations": 10, "curvature_batch": 250, "preconditioner": None}
 
 
 def expression(depth: int, source: torch.Generator) -> Tree:
@@ -96,7 +96,7 @@ def methods(cases: int) -> list[Method]:
     options = {**SHF, "count": len, "select": select_trees, "seed": 0}
     rates = (0.3, 0.1, 0.03, 0.01)
     return [
-        Method("shf", 1000, lambda m, _: stochastic(m, LOSS, max(cases // 1000, 1), **options), settings=SHF),
+        Method("shf", 500, lambda m, _: stochastic(m, LOSS, max(cases // 500, 1), **options), settings=SHF),
         Method("adagrad", 50, lambda m, r: find("adagrad").build(m, LOSS, {"learning_rate": r}).step, rates),
         Method("lbfgs", cases, lbfgs),
     ]

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pack_sequence
 
 import shf
 from helpers import CLASSES, FEATURES, ROWS, identical, labelled, mlp, normalised, snapshot, valued
@@ -31,6 +32,38 @@ def at(data, value, row=7):
 
 x, t = labelled()
 _, v = valued()
+
+
+# --- the model ----------------------------------------------------------------------------------------------------------
+
+
+class Unpadded(nn.Module):
+    """An output for every step of packed sequences, in their packed order."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.RNN(2, CLASSES, batch_first=True)
+
+    def forward(self, packed):
+        return self.rnn(packed)[0].data
+
+
+def packed(lengths):
+    steps = pack_sequence([torch.randn(n, 2) for n in lengths], enforce_sorted=False)
+    return steps, steps._replace(data=torch.randint(CLASSES, (len(steps.data),)))
+
+
+@pytest.mark.parametrize("lengths", [(3, 3, 4, 2), (2, 3, 4, 3)], ids=str)  # the first two rows alike, or not
+def test_outputs_that_are_parts_of_rows_are_refused_where_rows_are_needed(lengths):
+    def loss(outputs, targets):
+        return CE(outputs, targets.data)
+
+    data = packed(lengths)
+    assert_refused(shf.SHF(Unpadded(), loss), data, ValueError, r"which of 4 cases; .* use preconditioner=None")
+    for options in ({"curvature_batch": 2}, {"microbatch": 2}):
+        optimizer = shf.SHF(Unpadded(), loss, preconditioner=None, **options)
+        assert_refused(optimizer, data, ValueError, r"its (4 )?rows(:| \() ?its (outputs|shape)")
+    assert shf.SHF(Unpadded(), loss, preconditioner=None).step(*data).accepted
 
 
 # --- the batch ----------------------------------------------------------------------------------------------------------

@@ -139,9 +139,9 @@ def _attempt(network: Network, three: Batch, two: Batch, seed: int, *, minor: bo
     )
     draw_axes = [draws.found.get(k) for k in range(len(draws.drawn))]
     if uneven and any(axis is not None and axis.fold > 1 for axis in draw_axes):
-        raise AmbiguousRowsError(
-            "random draws over parts of rows of different sizes: whose numbers are whose is unknown"
-        )
+        raise AmbiguousRowsError("it draws numbers for parts of rows that differ in size: whose are whose is unknown")
+    if uneven and any(axis is not None and axis.fold > 1 for axis in outputs):
+        raise AmbiguousRowsError("its outputs are parts of rows that differ in size; pad them to (rows, …)")
     calls = {} if uneven else _call_axes(many, few)
     conclusive = all(bool(z.isfinite().all()) for z in whole)
     return Layout(outputs, draw_axes, calls, separable, conclusive=conclusive)

@@ -286,10 +286,12 @@ class Objective:
     def _refuse_chunks_where_rows_mix(self) -> None:
         if self._microbatch is not None and not self._layout.separable:
             names = batch_statistics(self._network.model)
-            found = f"batch statistics in {', '.join(names)}" if names else "rows that influence each other"
+            found = f"has batch statistics in {', '.join(names)}" if names else "has rows that influence each other"
+            if self._layout.obstacle is not None:
+                found = f"cannot be run on some of its rows ({self._layout.obstacle})"
             raise ValueError(
-                f"microbatch={self._microbatch}: the model has {self._layout.obstacle or found}, so its outputs on a chunk "
-                "are not those on the whole batch; use microbatch=None, a smaller batch, or model.eval() for such layers"
+                f"microbatch={self._microbatch}: the model {found}, so its outputs on a chunk are not those on the whole "
+                "batch; use microbatch=None, a smaller batch, or model.eval() for such layers"
             )
 
     def _suspects(self) -> str:

@@ -307,6 +307,11 @@ def _pull_cases(
 
 def _one_row_each(u: Tensor, axis: RowAxis, rows: Tensor, count: int) -> Tensor:
     """(cases, *u.shape): in entry k all of u but row rows[k] is zero."""
+    if u.ndim <= axis.axis or u.shape[axis.axis] != count * axis.fold:
+        raise ValueError(
+            f"per-case gradients: an output of shape {tuple(u.shape)} does not say which entries belong to which of {count} "
+            "cases; return outputs with the rows along axis 0 (pad sequences), or use preconditioner=None"
+        )
     keep = torch.zeros(len(rows), count, dtype=u.dtype, device=u.device)
     keep[torch.arange(len(rows)), rows] = 1
     if axis.fold > 1:
