@@ -5,8 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 import architectures_table
+import shf
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "docs/using.md"]
@@ -38,6 +40,13 @@ def test_saving_and_resuming_as_described(tmp_path, monkeypatch):
     exec(blocks("docs/using.md")[1], names)
     assert names["optimizer"].damping == damping
     assert (tmp_path / "checkpoint.pt").exists()
+
+
+def test_structural_damping_as_described():
+    (block,) = [block for block in blocks("docs/using.md") if "hold_steady" in block]
+    names: dict = {"__name__": "example", "torch": torch, "shf": shf}
+    exec(block, names)
+    assert names["optimizer"].step(torch.randn(8, 5, 2), torch.randn(8, 1)).accepted
 
 
 def test_the_table_of_architectures_is_up_to_date():
