@@ -104,6 +104,17 @@ def test_start_at_zero_is_the_default():
     assert_close(torch.stack(list(default.iterates)), torch.stack(list(explicit.iterates)), 1e-14)
 
 
+@pytest.mark.parametrize("warm", [False, True])
+def test_the_solution_may_be_kept_in_a_given_vector_even_in_the_start(warm):
+    A, b, other = system(5, 0)
+    start = other.clone() if warm else None
+    expected = conjugate_gradient(A.mv, b, iterations=3, start=start)
+    out = start if start is not None else torch.full_like(b, torch.nan)
+    found = conjugate_gradient(A.mv, b, iterations=3, start=start, out=out)
+    assert found.last is out
+    assert torch.equal(out, expected.last)
+
+
 def test_arguments_are_untouched_and_iterates_are_apart():
     A, b, other = system(5, 0)
     before = [b.clone(), other.clone()]

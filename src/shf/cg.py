@@ -108,6 +108,7 @@ def conjugate_gradient(
     *,
     iterations: int,
     start: Tensor | None = None,
+    out: Tensor | None = None,
     precondition: LinearMap = identity,
     keep: Callable[[int], bool] = keep_all,
     visit: Visit | None = None,
@@ -127,6 +128,7 @@ def conjugate_gradient(
         rhs: b, a flat vector.
         iterations: the most iterations to do (the paper's ζ).
         start: x at the beginning; zero by default, which also saves a product.
+        out: where x is kept; it may be `start` itself, which saves a vector.
         precondition: r ↦ P⁻¹r, P symmetric positive definite.
         keep: which iterates to keep, by 1-based number. The final one is always kept.
         visit: is handed the iterates to keep as they are made, instead of their being copied.
@@ -142,10 +144,13 @@ def conjugate_gradient(
         >>> conjugate_gradient(A.mv, torch.ones(3), iterations=3).last
         tensor([1.0000, 0.5000, 0.2500])
     """
+    x = torch.empty_like(rhs) if out is None else out
     if start is None:
-        x, r, products = torch.zeros_like(rhs), rhs.neg(), 0
+        x.zero_()
+        r, products = rhs.neg(), 0
     else:
-        x, r, products = start.clone(), product(start) - rhs, 1
+        r, products = product(start) - rhs, 1
+        x.copy_(start)
 
     iterates: list[Tensor] = []
     numbers: list[int] = []

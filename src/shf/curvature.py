@@ -38,6 +38,7 @@ class GaussNewton:
         """Bv, or (B + w·J_h'J_h)v. The result is overwritten by the next call."""
         Jv, J_hv = self._jacobian.push(vector)
         HJv = self._hessian(Jv)
+        del Jv  # as large as the outputs: not to be alive beside what J' makes
         weight = self._steadiness / self._scale
         held = [[weight * h for h in chunk] for chunk in J_hv] if weight else ()
         self._out = self._jacobian.vjp(HJv, held, out=self._out)

@@ -167,6 +167,7 @@ def shf_step(
         lambda v: B.product(v).add_(v, alpha=lam),
         downhill,
         start=start,
+        out=start,
         iterations=config.cg_iterations,
         precondition=here.precondition,
         keep=candidates.keep,
