@@ -134,6 +134,14 @@ def child(config: RunConfig, home: Path, log: Path) -> int:
         os._exit(code)
 
 
+def owner_of(home: Path) -> int | None:
+    """The process that has noted itself as the owner of a run directory; a dead one's note may still be there."""
+    try:
+        return int(json.loads((home / "owner.json").read_text())["pid"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
 def second_is_refused(home: Path) -> bool:
     """Whether a process that wants the same directory is turned away by its lock."""
     try:
@@ -165,7 +173,7 @@ def disturbed(
                 active = draw.choice(faults)
                 active.begin(home, pid)
                 counts[active.name] += 1
-            elif active is None and draw.random() < 0.05 and (home / "owner.json").exists():
+            elif active is None and draw.random() < 0.05 and owner_of(home) == pid:
                 refused = second_is_refused(home)
                 found, code = os.waitpid(pid, os.WNOHANG)
                 assert refused or found, "a second process was let into the run directory"

@@ -10,6 +10,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from shf.flat import Shapes
+from shf.interruption import poll
 
 Forward = Callable[[nn.Module, Any], Any]
 
@@ -99,6 +100,7 @@ class Network:
 
     def __call__(self, values: Sequence[Tensor], inputs: Any, buffers: dict[str, Tensor] | None = None) -> Any:
         """The model's outputs with θ = `values`. Changes of buffers go into `buffers` (by default: are dropped)."""
+        poll()
         buffers = self.buffers() if buffers is None else buffers
         replaced = {key: value for keys, value in zip(self._keys, values, strict=True) for key in keys}
         replaced |= {key: buffers[keys[0]] for _, keys in self._buffers for key in keys}

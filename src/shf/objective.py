@@ -19,6 +19,7 @@ from shf.curvature import GaussNewton
 from shf.decay import Decay
 from shf.factored import Renewal
 from shf.flat import all_finite
+from shf.interruption import poll
 from shf.jacobian import Jacobian
 from shf.kronecker import Block
 from shf.layerfactors import Sums, explained_gradient, layer_sums, sampled_diagonal
@@ -153,6 +154,7 @@ class Objective:
         made: list[GaussNewton] = []
 
         def own() -> GaussNewton:
+            poll()
             if not made:
                 made.append(self._gauss_newton(rows, scale, steadiness))
             return made[0]

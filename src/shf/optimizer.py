@@ -17,6 +17,7 @@ from shf.diagnosis import diagnose, skipped_step
 from shf.exhaustion import explained_exhaustion
 from shf.factored import FactorMemory, Renewal, Schedule
 from shf.groups import Parameters, check_decay, make_groups
+from shf.interruption import deferred_interrupts, no_interrupts
 from shf.lastsolution import LastSolution, whole_deltas
 from shf.layout import NO_ROWS, Layout, find_layout, signature
 from shf.losses import Loss
@@ -385,7 +386,7 @@ class SHF(Optimizer):
             "epoch_steps": scalars["epoch_steps"] + 1,
             "rejections": self._count_rejections(info, batch),
         }
-        with self._all_or_nothing(network, network.theta() if ranks.split else theta):
+        with no_interrupts(), self._all_or_nothing(network, network.theta() if ranks.split else theta):
             _assign_(network, theta_next)
             network.assign_buffers_(buffers())
             last.write(after.delta, network, self.state, ranks)
@@ -432,7 +433,7 @@ class SHF(Optimizer):
                 self._said.add(words)
                 warnings.warn(words, SHFWarning, stacklevel=5)
         kernels = twice_differentiable_kernels(device, recurrent=is_recurrent(self.model))
-        with torch.inference_mode(False), preserved_global_state(), kernels:
+        with deferred_interrupts(), torch.inference_mode(False), preserved_global_state(), kernels:
             yield
 
 
