@@ -30,12 +30,12 @@ import torch
 from shf.lab import machine, runner
 from shf.lab.baselines.protocol import MethodSpec
 from shf.lab.baselines.registry import METHODS
-from shf.lab.checkpoint import CheckpointStore
+from shf.lab.checkpoint import CheckpointError, CheckpointStore
 from shf.lab.configure import Request, configure
 from shf.lab.experiments import Experiment, Task
 from shf.lab.lock import RunLockedError, locked
 from shf.lab.observer import Observer
-from shf.lab.records import read_run
+from shf.lab.records import RecordError, read_run
 from shf.lab.runconfig import RunConfig
 from soak_faults import Fault, FileSizeLimit, FullDisk, ReadOnly, Vanished, become_nobody, damage_newest
 
@@ -46,7 +46,7 @@ NOBODY = 65534
 DISK_MEGABYTES = 24
 OFTEN = runner.RunOptions(checkpoint_seconds=0.05)
 DONE, NOT_SAVED, NO_DISK, FAILED = 0, 3, 4, 1
-"""How a child ends: done and recorded; done but not recorded; the disk refused at the start; a real failure."""
+"""How a child ends: done and recorded; done but not recorded; the disk failed before training began; anything else."""
 PASSED_OVER = {"rejections", "elapsed", "metrics"}
 """What may differ: the count of steps in a row that did not move, and what is about the clock."""
 
@@ -104,7 +104,7 @@ class Listener(Observer):
         self._say("warned: " + next((words for words in known if words in text), text))
 
 
-def child(config: RunConfig, home: Path, log: Path) -> int:
+def child(config: RunConfig, home: Path, log: Path, *, resumed: bool) -> int:
     """Starts or resumes the run in a new process, with bad batches among the good; returns its id."""
     pid = os.fork()
     if pid:
@@ -121,11 +121,10 @@ def child(config: RunConfig, home: Path, log: Path) -> int:
         genuine = METHODS["shf"]
         fed = MethodSpec("shf", genuine.summary, lambda *a: Fed(genuine.build(*a), say), genuine.defaults)
         runner.METHODS = {"shf": fed}  # type: ignore[assignment]
-        resumed = (home / "run.json").exists()
         act = runner.resume if resumed else runner.start
         result = act(*([home] if resumed else [config, home]), observer=Listener(say), options=OFTEN)  # type: ignore[operator]
         code = DONE if result.saved and result.status.value == "finished" else NOT_SAVED
-    except OSError:
+    except (OSError, RecordError, CheckpointError):
         code = NO_DISK
         traceback.print_exc()
     except BaseException:
@@ -156,7 +155,7 @@ def disturbed(
 ) -> None:
     """Runs the configuration in `home` to its end, whatever comes between."""
     while True:
-        pid, active = child(config, home, log), None
+        pid, active, faulty = child(config, home, log, resumed=(home / "run.json").exists()), None, False
         started = time.monotonic()
         life = draw.expovariate(1 / 2.5)
         status = None
@@ -170,7 +169,7 @@ def disturbed(
                 active.end(home, pid)
                 active = None
             elif active is None and draw.random() < 0.4 and (home / "checkpoints").is_dir():
-                active = draw.choice(faults)
+                active, faulty = draw.choice(faults), True
                 active.begin(home, pid)
                 counts[active.name] += 1
             elif active is None and draw.random() < 0.05 and owner_of(home) == pid:
@@ -193,7 +192,7 @@ def disturbed(
         ended = os.WEXITSTATUS(status)
         if ended == DONE:
             return
-        if ended == FAILED:
+        if ended == FAILED or not faulty:
             raise RuntimeError("a child failed:\n" + log.with_name("stderr").read_text()[-4000:])
         counts["ended on a failing disk, and repeated"] += 1
 

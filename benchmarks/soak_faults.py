@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import resource
+import shutil
 from pathlib import Path
 from typing import Protocol
 
@@ -85,7 +86,16 @@ class Vanished:
         home.rename(self._elsewhere(home))
 
     def end(self, home: Path, pid: int) -> None:
-        self._elsewhere(home).rename(home)
+        while self._elsewhere(home).is_dir():
+            if (
+                home.is_dir()
+            ):  # a process that was about to lock it has made it again; it must not have begun a run there
+                assert {p.name for p in home.iterdir()} <= {".lock", "owner.json"}, (
+                    "a run began in place of the lost one"
+                )
+                shutil.rmtree(home, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self._elsewhere(home).rename(home)
 
     def _elsewhere(self, home: Path) -> Path:
         return home.with_name(home.name + ".lost")

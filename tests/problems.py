@@ -146,7 +146,7 @@ def draw_problem(seed: int) -> Drawn:
     inputs_scale, targets_scale = draw.choice(SCALES), draw.choice(SCALES)
     same_labels = draw.random() < 0.2
     batches = []
-    for _ in range(3):
+    for _ in range(2):
         inputs = _spoil(inputs_scale * torch.randn(rows, FEATURES, dtype=torch.float64), draw).to(dtype)
         targets = targets_scale * torch.randn(rows, CLASSES, dtype=torch.float64)
         targets = _spoil(targets, draw) if draw.random() < 0.3 else targets

@@ -110,6 +110,27 @@ def test_an_objective_that_overflows_with_its_weight_decay(nonfinite):
         assert identical(without_counters(snapshot(optimizer)), without_counters(before))
 
 
+@pytest.mark.parametrize("nonfinite", ["raise", "skip"])
+def test_running_statistics_are_not_poisoned(nonfinite):
+    """Inputs of 10³⁰: normalised they are fine, loss and gradient are finite, but their variance is not. Fails without
+    `Network.spoiled`: a running variance that is infinite once stays so."""
+    optimizer = shf.SHF(normalised(torch.float32), CE, nonfinite=nonfinite)
+    optimizer.step(x.float(), t)
+    before = snapshot(optimizer)
+    if nonfinite == "skip":
+        assert "would make 1.running_var not finite" in optimizer.step(1e30 * x.float(), t).skipped
+    else:
+        with pytest.raises(shf.NonFiniteError, match=r"would make 1\.running_var not finite"):
+            optimizer.step(1e30 * x.float(), t)
+    assert identical(without_counters(snapshot(optimizer)), without_counters(before))
+
+
+def test_a_buffer_that_is_not_finite_anyway_is_no_obstacle():
+    model = mlp()
+    model.register_buffer("mask", torch.tensor([0.0, -math.inf]))
+    assert shf.SHF(model, CE).step(x, t).accepted
+
+
 class Centred(nn.Module):
     """Rows influence each other, and no module says so."""
 

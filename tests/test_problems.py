@@ -1,5 +1,6 @@
 """Thousands of small problems drawn at random: a step improves or is rejected, and parameters stay finite, always."""
 
+import collections
 import math
 import os
 
@@ -49,7 +50,7 @@ def check(seed: int) -> str:
     return " ".join(sorted(outcomes))
 
 
-@settings(max_examples=250)
+@settings(max_examples=120)
 @given(st.integers(0, 2**32 - 1))
 def test_a_step_improves_or_is_rejected(seed: int) -> None:
     """Fails if the line search takes a rise, if θ is not looked at before it is written, if max-norm clipping divides by an
@@ -59,7 +60,7 @@ def test_a_step_improves_or_is_rejected(seed: int) -> None:
 
 def test_the_problems_have_every_outcome() -> None:
     """Else the invariant would hold for want of trying."""
-    found = {word for seed in range(60) for word in check(seed).split()}
+    found = {word for seed in range(40) for word in check(seed).split()}
     assert found == {"accepted", "rejected", "refused", "skipped"}
 
 
@@ -68,9 +69,13 @@ def test_ten_thousand_problems() -> None:
     """Seeds 0 … 9999 (or from SHF_PROBLEMS_FROM on): a failure names its seed, and `check(seed)` repeats it."""
     torch.set_num_threads(1)
     first = int(os.environ.get("SHF_PROBLEMS_FROM", "0"))
-    outcomes: dict[str, int] = {}
+    outcomes, broken = collections.Counter[str](), []
     for seed in range(first, first + 10_000):
-        for word in check(seed).split():
-            outcomes[word] = outcomes.get(word, 0) + 1
-    print(f"seeds {first} to {first + 9_999}: {outcomes}")
+        try:
+            outcomes.update(check(seed).split())
+        except AssertionError as error:
+            broken.append(f"{seed}: {error}")
+            print(broken[-1], flush=True)
+    print(f"seeds {first} to {first + 9_999}: {dict(outcomes)}, {len(broken)} broken", flush=True)
+    assert not broken, "\n".join(broken)
     assert set(outcomes) == {"accepted", "rejected", "refused", "skipped"}

@@ -108,6 +108,15 @@ class Network:
         buffers.update({key: replaced[key] for key in buffers})
         return outputs
 
+    def spoiled(self, buffers: Mapping[str, Tensor]) -> list[str]:
+        """The names of buffers that would become not finite where they are finite now (running statistics, by overflow)."""
+        own, names = dict(self.model.named_buffers()), []
+        for key, new in buffers.items():
+            old = own[key.removeprefix(_PREFIX)]
+            if new.is_floating_point() and old.shape == new.shape and bool((new.isfinite() < old.isfinite()).any()):
+                names.append(key.removeprefix(_PREFIX))
+        return names
+
     @torch.no_grad()
     def assign_buffers_(self, buffers: Mapping[str, Tensor]) -> None:
         """Writes buffers (as `buffers()` names them) into the module."""

@@ -217,6 +217,8 @@ class Objective:
             raise NonFiniteError(
                 f"the gradient is not finite at the present parameters, before the step{self._suspects()}"
             )
+        if spoiled := self._network.spoiled(J.buffers):
+            raise NonFiniteError(f"the batch would make {', '.join(spoiled)} not finite{self._suspects()}")
         if both:
             self._jacobian, self._expansion = J, L
         if (weight := self._weight) != 1:

@@ -135,6 +135,71 @@ def test_a_compressed_archive_is_refused_unopened(tmp_path: Path) -> None:
         read(path)
 
 
+def test_a_file_larger_than_the_memory_is_refused_unread(tmp_path: Path) -> None:
+    """A sparse file of 8 TiB whose first line is in order. Fails without the look at the size: hashing it takes days."""
+    path, size = tmp_path / "c.ckpt", 1 << 43
+    line = f"shf-checkpoint 1 {size} {'0' * 64}\n".encode()
+    with path.open("wb") as file:
+        file.write(line)
+        try:
+            file.truncate(len(line) + size)
+        except OSError:
+            pytest.skip("this file system has no files of 8 TiB")
+    with pytest.raises(CheckpointDamagedError, match="more than this machine's memory"):
+        read(path)
+
+
+def test_memory_is_not_filled_before_the_checksum_is_right(tmp_path: Path) -> None:
+    """64 MiB with a wrong checksum. Fails if the payload is read as a whole first."""
+    import tracemalloc
+
+    path, size = tmp_path / "c.ckpt", 64 << 20
+    with path.open("wb") as file:
+        file.write(f"shf-checkpoint 1 {size} {'0' * 64}\n".encode())
+        file.truncate(file.tell() + size)
+    tracemalloc.start()
+    with pytest.raises(CheckpointDamagedError, match="SHA-256"):
+        read(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 << 20
+
+
+def test_members_that_share_their_bytes_are_refused(tmp_path: Path) -> None:
+    """One megabyte that a hundred entries point to. Fails if the sizes of the members are not added up."""
+    plain, shared = io.BytesIO(), io.BytesIO()
+    torch.save({"x": torch.zeros(1 << 18)}, plain)
+    with zipfile.ZipFile(plain) as source, zipfile.ZipFile(shared, "w") as target:
+        for member in source.infolist():
+            target.writestr(member.filename, source.read(member))
+        large = max(target.infolist(), key=lambda m: m.file_size)
+        for k in range(100):
+            twin = zipfile.ZipInfo(f"archive/data/{k + 1}")
+            twin.header_offset, twin.file_size = large.header_offset, large.file_size
+            twin.compress_size, twin.CRC = large.compress_size, large.CRC
+            target.filelist.append(twin)
+    path = tmp_path / "c.ckpt"
+    path.write_bytes(_sealed(shared.getvalue()))
+    with pytest.raises(CheckpointDamagedError, match="members are larger than the file"):
+        read(path)
+
+
+def test_names_that_no_checkpoint_needs_are_refused(tmp_path: Path) -> None:
+    """`weights_only` would call bytearray(2⁴⁰). Fails without the look at the pickle's names."""
+    plain, packed = io.BytesIO(), io.BytesIO()
+    torch.save({"x": 1}, plain)
+    with zipfile.ZipFile(plain) as source, zipfile.ZipFile(packed, "w") as target:
+        for member in source.infolist():
+            content = source.read(member)
+            if member.filename.endswith("data.pkl"):
+                content = b"\x80\x02cbuiltins\nbytearray\n\x8a\x06" + (1 << 40).to_bytes(6, "little") + b"\x85R."
+            target.writestr(member.filename, content)
+    path = tmp_path / "c.ckpt"
+    path.write_bytes(_sealed(packed.getvalue()))
+    with pytest.raises(CheckpointDamagedError, match="asks for 'builtins bytearray'"):
+        read(path)
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"\n", b"shf-checkpoint\n", b"shf-checkpoint 1 999999999999999 " + b"0" * 64 + b"\n", b"\0" * 4096]
 )

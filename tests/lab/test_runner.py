@@ -403,6 +403,24 @@ def test_killed_at_random_moments_it_ends_the_same(tmp_path: Path, kills: int, r
 # refusals
 
 
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(tmp_path: Path) -> None:
+    """A mount that is missing for a moment. Fails without `_refuse_to_start_over`: the run starts from its beginning, and
+    removes what is there of the old one."""
+
+    def die() -> None:
+        raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        runner.start(tiny_config(), tmp_path, observer=Watcher(6, die), options=OFTEN)
+    (tmp_path / "checkpoints").rename(tmp_path / "elsewhere")
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    with pytest.raises(RecordError, match="says that checkpoints were saved, but there is none"):
+        runner.resume(tmp_path)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    (tmp_path / "elsewhere").rename(tmp_path / "checkpoints")
+    assert runner.resume(tmp_path).status is Status.FINISHED
+
+
 def test_a_directory_with_another_run_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     runner.start(tiny_config(epochs=1), tmp_path)
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.is_file()}

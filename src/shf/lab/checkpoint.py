@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import os
+import pickletools
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -19,12 +21,16 @@ from typing import Any, BinaryIO
 
 import torch
 
+from shf.lab.bounded import open_regular
 from shf.lab.records import write_atomically
 
 SCHEMA = 1
 
 _HEADER = re.compile(rb"shf-checkpoint (\d{1,9}) (\d{1,15}) ([0-9a-f]{64})\n")
 _LONGEST_HEADER = 128
+_BLOCK = 1 << 20
+_NAMES = re.compile(r"collections OrderedDict|torch._utils _rebuild_(tensor_v2|parameter)|torch \w+Storage")
+"""What torch.save writes for dicts of tensors."""
 _NAME = re.compile(r"iteration-(\d{10})\.ckpt")
 _BEST = "best.ckpt"
 
@@ -59,7 +65,7 @@ def encode(state: Mapping[str, Any]) -> bytes:
 def read(path: Path) -> dict[str, Any]:
     """The state in a checkpoint file, after its checksum has been verified."""
     try:
-        with path.open("rb") as handle:
+        with open_regular(path) as handle:
             schema, payload = _verified(handle, path)
     except OSError as error:
         raise CheckpointDamagedError(f"{path}: cannot be read: {error}") from error
@@ -80,20 +86,26 @@ def _verified(handle: BinaryIO, path: Path) -> tuple[int, bytes]:
     found_size = path.stat().st_size - len(line)
     if found_size != size:
         raise CheckpointDamagedError(f"{path}: {found_size} bytes after the first line, expected {size}")
+    if size > _memory():
+        raise CheckpointDamagedError(f"{path}: {size} bytes, more than this machine's memory; nothing was read")
     digest = hashlib.sha256(b"%d %d " % (schema, size))
-    payload = handle.read(size)
-    digest.update(payload)
+    while block := handle.read(_BLOCK):  # by blocks: no more than one is in memory before the checksum is right
+        digest.update(block)
     if digest.hexdigest() != expected:
         raise CheckpointDamagedError(f"{path}: SHA-256 {digest.hexdigest()[:16]}…, expected {expected[:16]}…: damaged")
-    return schema, payload
+    handle.seek(len(line))
+    return schema, handle.read(size)
+
+
+def _memory() -> int:
+    """Bytes of this machine's memory; what does not fit cannot be loaded."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _unpack(payload: bytes, path: Path) -> dict[str, Any]:
-    """torch.load of plain data; a compressed archive (torch never writes one) could be a bomb and is refused."""
+    """torch.load of plain data, after a look at what it would unpack."""
     try:
-        with zipfile.ZipFile(io.BytesIO(payload)) as archive:
-            if any(m.compress_type != zipfile.ZIP_STORED for m in archive.infolist()):
-                raise CheckpointDamagedError(f"{path}: a compressed archive; no checkpoint of shf is")
+        _refuse_bombs(payload, path)
         state = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
     except CheckpointError:
         raise
@@ -103,6 +115,22 @@ def _unpack(payload: bytes, path: Path) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise CheckpointDamagedError(f"{path}: holds {type(state).__name__}, expected a mapping")
     return state
+
+
+def _refuse_bombs(payload: bytes, path: Path) -> None:
+    """Refuses what torch never writes, and a few bytes could fill the memory with: compressed members, members that share
+    their bytes, and in the pickle any name but those of tensors (weights_only admits more, bytearray among them)."""
+    with zipfile.ZipFile(io.BytesIO(payload)) as archive:
+        members = archive.infolist()
+        if any(m.compress_type != zipfile.ZIP_STORED for m in members):
+            raise CheckpointDamagedError(f"{path}: a compressed archive; no checkpoint of shf is")
+        if sum(m.file_size for m in members) > len(payload):
+            raise CheckpointDamagedError(f"{path}: its members are larger than the file")
+        for member in members:
+            if member.filename.endswith(".pkl"):
+                names = {str(word) for op, word, _ in pickletools.genops(archive.read(member)) if op.name == "GLOBAL"}
+                if foreign := sorted(name for name in names if not _NAMES.fullmatch(name)):
+                    raise CheckpointDamagedError(f"{path}: asks for {foreign[0]!r}; no checkpoint of shf does")
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,10 @@ from typing import Any
 import filelock
 import platformdirs
 
+from shf.lab.bounded import read_at_most
+
+_MOST_BYTES = 1 << 26
+
 Choices = dict[str, dict[str, "Choice"]]
 
 
@@ -98,7 +102,10 @@ def read_choices(path: Path) -> Choices:
     """
     if not path.exists():
         return {}
-    return _parse(path.read_text(encoding="utf-8"), str(path))
+    try:
+        return _parse(read_at_most(path, _MOST_BYTES).decode(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ChoicesError(f"{path} cannot be read as a file of tuned settings ({error})") from error
 
 
 def packaged_choices() -> Choices:
@@ -134,7 +141,7 @@ def _parse(text: str, origin: str) -> Choices:
     try:
         content = json.loads(text)
         return {e: {m: Choice.from_json(record) for m, record in of.items()} for e, of in content.items()}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ChoicesError(
             f"{origin} is not a file of tuned settings ({error}); move it away, or tune again with another file"
         ) from error

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from shf.lab.bounded import read_at_most
 from shf.lab.records import write_atomically
 
 LOCK_FILE = ".lock"
@@ -68,7 +69,7 @@ def _take_over(directory: Path, *, force: bool) -> str | None:
 
 def _owner(directory: Path) -> tuple[str, int] | None:
     try:
-        note = json.loads((directory / OWNER_FILE).read_bytes()[:4096])
+        note = json.loads(read_at_most(directory / OWNER_FILE, 4096))
         return str(note["host"]), int(note["pid"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -15,11 +15,12 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shf.lab.bounded import IrregularFileError, TooLargeError, open_regular, read_at_most
 from shf.lab.samples import SamplesError, read_samples
 
 SCHEMA = 1
@@ -137,11 +138,18 @@ class MetricsFile:
         return Seal(self._written + len(self._pending), self._digest.hexdigest())
 
 
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return open_regular(path)
+    except IrregularFileError as error:
+        raise RecordError(f"{error}; this is no record of a run") from None
+
+
 def _digest_of_beginning(path: Path, size: int) -> hashlib._Hash:
     digest = hashlib.sha256()
     left = size
     try:
-        with path.open("rb") as handle:
+        with _opened(path) as handle:
             while left and (block := handle.read(min(left, 1 << 20))):
                 digest.update(block)
                 left -= len(block)
@@ -188,9 +196,11 @@ def read_run_file(directory: Path) -> dict[str, Any]:
     """``run.json`` of a run directory, seals not checked; refuses what is no record, or one of a newer version."""
     path = directory / RUN_FILE
     try:
-        if path.stat().st_size > _LONGEST_RUN_FILE:
-            raise RecordError(f"{path}: larger than {_LONGEST_RUN_FILE >> 20} MiB; this is no record of a run")
-        record = json.loads(path.read_bytes())
+        record = json.loads(read_at_most(path, _LONGEST_RUN_FILE))
+    except TooLargeError:
+        raise RecordError(f"{path}: larger than {_LONGEST_RUN_FILE >> 20} MiB; this is no record of a run") from None
+    except IrregularFileError as error:
+        raise RecordError(f"{error}; this is no record of a run") from None
     except FileNotFoundError:
         raise RecordError(f"{directory} holds no run: {RUN_FILE} is missing") from None
     except (ValueError, RecursionError) as error:
@@ -267,7 +277,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
     """The complete rows of ``metrics.jsonl``; a last line without its end (a run killed while writing) is left out."""
     if not path.exists():
         return
-    with path.open("rb") as handle:
+    with _opened(path) as handle:
         for index, line in enumerate(iter(lambda: handle.readline(_LONGEST_LINE), b""), start=1):
             if not line.endswith(b"\n"):
                 if len(line) >= _LONGEST_LINE:

@@ -111,9 +111,20 @@ def resume(
             observer.note(stale)
         loaded = CheckpointStore(directory / CHECKPOINTS).load_latest()
         if loaded is None:
+            _refuse_to_start_over(record, directory)
             observer.note("no checkpoint was written yet; the run starts from its beginning")
         with _computing(config), _watched(observer):
             return _continue(config, record, loaded, directory, observer, options)
+
+
+def _refuse_to_start_over(record: Mapping[str, Any], directory: Path) -> None:
+    """A run that has saved checkpoints and has none now lies on a disk that is not whole: to begin anew would remove the
+    rest of it."""
+    if record.get("status") == Status.RUNNING and Seal.from_json(record.get("metrics")).size > 0:
+        raise RecordError(
+            f"{directory}: run.json says that checkpoints were saved, but there is none in {CHECKPOINTS}/; "
+            "bring them back (is a mount missing?), or start the run again with --force"
+        )
 
 
 def _continue(

@@ -8,13 +8,14 @@ the paper's, rankings between optimizers are what counts.
 from __future__ import annotations
 
 import io
-import zipfile
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.interpolate import CubicSpline
 from scipy.special import expit
+
+from shf.lab.npz import NpzError, read_npz
 
 from .errors import DamagedDataError, DataError
 from .files import sha256
@@ -97,12 +98,9 @@ def _read_cached(path: Path, train: int, test: int) -> tuple[Images, Images]:
     size = (train + test) * PIXELS * 4 + 4096  # two .npy headers and the zip's own tables
     content = read_bounded(path, size)
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as opened:
-            if sum(entry.file_size for entry in opened.infolist()) > size:
-                raise DamagedDataError(f"{path}: unpacks to more than it should.")
-        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            found: tuple[Images, Images] = arrays["train"], arrays["test"]
-    except (zipfile.BadZipFile, ValueError, KeyError, OSError, EOFError) as fault:
+        arrays = read_npz(content, limit=size)
+        found: tuple[Images, Images] = arrays["train"], arrays["test"]
+    except (NpzError, KeyError) as fault:
         raise DamagedDataError(f"{path}: not a cached set ({fault}).") from fault
     if any(images.shape != (cases, PIXELS) for images, cases in zip(found, (train, test), strict=True)):
         raise DamagedDataError(f"{path}: images of another shape.")

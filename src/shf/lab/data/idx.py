@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from .errors import DamagedDataError
 
 UNSIGNED_BYTE = 8
+_LARGEST = 1 << 40
 
 
 def decode(content: bytes, *, axes: int, label: str = "idx data") -> NDArray[np.uint8]:
@@ -27,6 +28,8 @@ def decode(content: bytes, *, axes: int, label: str = "idx data") -> NDArray[np.
     shape = struct.unpack(f">{axes}I", content[4:start])
     if len(content) - start != math.prod(shape):
         raise DamagedDataError(f"{label}: its header promises {shape}, but {len(content) - start} values follow.")
+    if math.prod(length or 1 for length in shape) > _LARGEST:  # empty, with axes too long for numpy
+        raise DamagedDataError(f"{label}: its header promises {shape}.")
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
 
 

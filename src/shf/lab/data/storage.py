@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import filelock
+
+from shf.lab.bounded import IrregularFileError, TooLargeError, read_at_most
 
 from .errors import DamagedDataError, DataError
 from .places import CACHE_VARIABLE
@@ -21,20 +22,13 @@ LOCK_SECONDS = 1800.0
 def read_bounded(path: Path, limit: int) -> bytes:
     """The bytes of a regular file of at most ``limit`` bytes; a pipe, a device or a larger file is refused unread."""
     try:
-        with os.fdopen(_open_without_waiting(path), "rb") as stream:
-            status = os.fstat(stream.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise DamagedDataError(f"{path}: not a regular file. Put the data file itself there.")
-            if status.st_size > limit:
-                raise DamagedDataError(f"{path}: {status.st_size} bytes, expected at most {limit}. Replace the file.")
-            return stream.read(limit + 1)
+        return read_at_most(path, limit)
+    except IrregularFileError as fault:
+        raise DamagedDataError(f"{path}: not a regular file. Put the data file itself there.") from fault
+    except TooLargeError as fault:
+        raise DamagedDataError(f"{fault}. Replace the file.") from fault
     except OSError as fault:
         raise DataError(f"{path}: cannot be read ({fault.strerror}). Check that it is a file you may read.") from fault
-
-
-def _open_without_waiting(path: Path) -> int:
-    """Open a file for reading; a pipe opens at once instead of waiting for somebody to write into it."""
-    return os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
 
 
 def write_atomic(path: Path, content: bytes) -> None:
