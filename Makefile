@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test test-slow check bench docs clean
+.PHONY: demo test test-slow check bench results results-continue docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +28,12 @@ check: $(STAMP)           ## lint, types, docs
 
 bench: $(STAMP)           ## the speed benchmarks: JSON, table, plot
 	$(BIN)/shf bench
+
+results: $(STAMP)         ## docs/results.md and its figures from the records
+	$(BIN)/python -m shf.lab.rerun draw
+
+results-continue: $(STAMP) ## the paper's experiments: takes the queue up where it was
+	$(BIN)/python -m shf.lab.rerun continue
 
 docs: $(STAMP)            ## serve the documentation locally
 	$(BIN)/mkdocs serve

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,17 +38,18 @@ class Request:
     untuned: bool = False
 
 
-def configure(request: Request, experiment: Experiment | None = None) -> RunConfig:
+def configure(request: Request, experiment: Experiment | None = None, *, choices: Path | None = None) -> RunConfig:
     """The complete configuration of a run; wrong or contradictory words raise `ExperimentError`.
 
     Args:
         request: the words.
         experiment: one that is not in the registry, in place of the one that the request names.
+        choices: the file of tuned settings; by default the user's own.
     """
     experiment, spec = experiment or find(request.experiment), find_method(request.method)
     _refuse_contradictions(request, experiment, spec)
     chosen = parse_options(request.options)
-    choice = None if request.untuned else find_choice(experiment.name, spec.name)
+    choice = None if request.untuned else find_choice(experiment.name, spec.name, choices)
     experiment = _as_defined(experiment, spec, choice)
     experiment = experiment.with_options({k: v for k, v in chosen.items() if k in OPTIONS})
     own = {k: v for k, v in chosen.items() if k not in OPTIONS}

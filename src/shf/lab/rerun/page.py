@@ -1,0 +1,263 @@
+"""The page about the paper's claims: its tables and figures, made anew from the records. No torch here.
+
+The page's own sentences stand outside of the marked parts, which are replaced as a whole.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from shf.lab.figures import metric_words
+from shf.lab.plots import Chart, Series, draw
+from shf.lab.records import RunRecord, write_atomically
+from shf.lab.report import find_runs, read_verified
+from shf.lab.rerun.claims import CLAIMS, Records, final, is_over
+from shf.lab.words import duration
+
+PAGE = "results.md"
+FIGURES = Path("figures") / "results"
+TABLE_ONE = ("nag", "momentum-0.99", "momentum-0.9", "sgd", "sgd-vi", "hf", "shf")
+
+
+def read_records(root: Path) -> dict[str, RunRecord]:
+    """Verified records by their names below the root; one that was changed after it was written is refused.
+
+    Raises:
+        RecordError: if there is none, or if one cannot be trusted.
+    """
+    records = read_verified(find_runs([root]))
+    return {record.directory.relative_to(root).as_posix(): record for record in records if len(record.epochs) > 1}
+
+
+def write_page(root: Path, docs: Path) -> list[Path]:
+    """Replaces the marked parts of the page and draws its figures; returns what was written."""
+    records = read_records(root)
+    page = docs / PAGE
+    text = page.read_text(encoding="utf-8")
+    for name, make in PARTS.items():
+        text = _replaced(text, name, make(records))
+    (docs / FIGURES).mkdir(parents=True, exist_ok=True)
+    written = [page]
+    write_atomically(page, text.encode())
+    for figure in FIGURE_LIST:
+        if (chart := figure.chart(records)) is not None:
+            path = docs / FIGURES / f"{figure.name}.svg"
+            write_atomically(path, draw(chart, standalone=True).encode())
+            written.append(path)
+    return written
+
+
+def _replaced(text: str, name: str, part: str) -> str:
+    pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
+    text, count = pattern.subn(lambda match: f"{match[1]}\n{part}\n\n{match[2]}", text)
+    if count != 1:
+        raise ValueError(f"{PAGE} has {count} places for {name!r}, expected 1")
+    return text
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def claims_table(records: Records) -> str:
+    rows = []
+    for claim in CLAIMS:
+        found = claim.find(records)
+        rows.append((claim.words, claim.paper, found.ours, f"**{found.verdict.value}**", claim.needs))
+    return _table(("claim", "paper", "here", "verdict", "counts as reproduced"), rows)
+
+
+def runs_table(records: Records) -> str:
+    """Every record, with its real budget and the command that makes it again."""
+    rows = []
+    for name, record in records.items():
+        epochs, seconds = record.column("epoch")[-1], record.column("elapsed_seconds")[-1]
+        metric = str(record.config["experiment"]["metric"])
+        reached = f"{final(record):.4g} ({metric_words(metric)})"
+        status = record.status if is_over(record) else "not finished"
+        rows.append(
+            (f"`{name}`", status, f"{epochs:.0f}", duration(seconds), reached, f"`{record.run.get('command', '')}`")
+        )
+    return _table(("record", "status", "epochs", "training time", "reached", "command"), rows)
+
+
+def table_one(records: Records) -> str:
+    """The paper's Table 1 with ours beside it, in both units."""
+    rows = []
+    for experiment in ("curves-autoencoder", "mnist-autoencoder"):
+        for method in TABLE_ONE:
+            record = records.get(f"{experiment}/{method}")
+            if record is None:
+                rows.append((experiment, method, "", "", "", "not run"))
+                continue
+            paper = record.config["experiment"]["paper"].get(method, math.nan)
+            half, whole = final(record, "train_half_squared_error"), final(record, "train_squared_error")
+            seconds = duration(record.column("elapsed_seconds")[-1])
+            rows.append((experiment, method, f"{paper:g}", f"{half:.3g}", f"{whole:.3g}", f"{seconds} of training"))
+    return _table(("experiment", "method", "paper", "here, ½‖x-x̂‖²", "here, ‖x-x̂‖²", "what differs"), rows)
+
+
+def ablations_table(records: Records) -> str:
+    """Short runs on USPS, one thing changed in each, beside the reference."""
+    rows = []
+    for name, record in records.items():
+        if not name.startswith("ablations/"):
+            continue
+        options = ", ".join(record.config["options"]) or "the experiment's own settings"
+        if record.config.get("pretraining"):
+            options += ", denoising pretraining"
+        test, train = record.column("test_error_percent"), record.column("train_loss")
+        cells = (
+            name.removeprefix("ablations/"),
+            str(record.config["method"]),
+            options,
+            f"{record.column('epoch')[-1]:.0f}",
+        )
+        best, passes = np.nanmin(test), record.column("passes")[-1]
+        rows.append((*cells, f"{test[-1]:.2f}", f"{best:.2f}", f"{train[-1]:.3g}", f"{passes:.0f}"))
+    heads = (
+        "run",
+        "method",
+        "settings",
+        "epochs",
+        "test error, %",
+        "its best, %",
+        "training loss",
+        "gradient-equivalents",
+    )
+    return _table(heads, rows) if rows else "No ablation was run yet."
+
+
+def figures_of(part: str) -> Callable[[Records], str]:
+    """Links to the figures of one part of the page, as far as there are records for them."""
+
+    def links(records: Records) -> str:
+        there = [figure for figure in FIGURE_LIST if figure.part == part and figure.chart(records) is not None]
+        images = [f"![{figure.title}]({(FIGURES / figure.name).as_posix()}.svg)" for figure in there]
+        return "\n\n".join(images) or "No run is recorded yet."
+
+    return links
+
+
+PARTS: Mapping[str, Callable[[Records], str]] = {
+    "claims": claims_table,
+    "classification": figures_of("classification"),
+    "autoencoders": figures_of("autoencoders"),
+    "table one": table_one,
+    "ablations": ablations_table,
+    "runs": runs_table,
+}
+
+
+# --- figures ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FigureOf:
+    """A figure in the paper's form: one column of several records against another."""
+
+    name: str
+    part: str
+    title: str
+    column: str
+    runs: Mapping[str, str]
+    against: str = "epoch"
+    log_y: bool = True
+    dashed: str | None = None
+
+    def chart(self, records: Records) -> Chart | None:
+        """None as long as none of its records is there."""
+        series: list[Series] = []
+        for colour, (name, label) in enumerate(self.runs.items()):
+            record = records.get(name)
+            if record is None:
+                continue
+            x = record.column(self.against)
+            if self.dashed is not None:
+                series.append(Series("", x, record.column(self.dashed), colour, dashed=True))
+            series.append(Series(label, x, record.column(self.column), colour))
+        labels = {"epoch": "epochs", "elapsed_seconds": "seconds of training, one thread"}
+        return Chart(self.name, self.title, labels[self.against], tuple(series), self.log_y) if series else None
+
+
+_USPS_LAMBDA = {"usps/dropout-as-released-split1": "with dropout", "usps/plain-as-released-split1": "without dropout"}
+_USPS = {
+    "usps/dropout-as-released-split1": "dropout SHF",
+    "usps/plain-as-released-split1": "SHF",
+    "usps/dropout-sgd-last-split1": "dropout SGD, last",
+    "usps/dropout-sgd-all-split1": "dropout SGD, all",
+    "usps/dropout-split1": "dropout SHF, sparse N(0,1)",
+}
+_REUTERS = {
+    "reuters/plain": "SHF",
+    "reuters/dropout": "dropout SHF",
+    "reuters/dropout-sgd-last": "dropout SGD",
+    "reuters/plain-damping-0.01": "SHF, λ = 0.01",
+}
+_MNIST = {
+    "mnist/dropout-as-released": "dropout SHF",
+    "mnist/plain": "SHF",
+    "mnist/dropout-sgd-last": "dropout SGD, last",
+    "mnist/dropout-sgd-all": "dropout SGD, all",
+}
+_MNIST_LAMBDA = {"mnist/dropout-as-released": "with dropout", "mnist/plain": "without dropout"}
+
+
+def _of(experiment: str) -> dict[str, str]:
+    return {f"{experiment}/{method}": method for method in reversed(TABLE_ONE)}
+
+
+FIGURE_LIST: tuple[FigureOf, ...] = (
+    FigureOf("usps-damping", "classification", "damping λ, USPS", "damping", _USPS_LAMBDA),
+    FigureOf(
+        "usps-error",
+        "classification",
+        "USPS: test error, % (dashed: training)",
+        "test_error_percent",
+        _USPS,
+        dashed="train_error_percent",
+    ),
+    FigureOf(
+        "reuters-error",
+        "classification",
+        "Reuters: training error, % (dashed: test)",
+        "train_error_percent",
+        _REUTERS,
+        dashed="test_error_percent",
+    ),
+    FigureOf("mnist-damping", "classification", "damping λ, MNIST", "damping", _MNIST_LAMBDA),
+    FigureOf(
+        "mnist-error",
+        "classification",
+        "MNIST: test errors (dashed: training)",
+        "test_errors",
+        _MNIST,
+        dashed="train_errors",
+    ),
+    FigureOf(
+        "curves",
+        "autoencoders",
+        "CURVES: training error ‖x-x̂‖² per case",
+        "train_squared_error",
+        _of("curves-autoencoder"),
+        "elapsed_seconds",
+    ),
+    FigureOf(
+        "mnist-pixels",
+        "autoencoders",
+        "MNIST: training error ‖x-x̂‖² per case",
+        "train_squared_error",
+        _of("mnist-autoencoder"),
+        "elapsed_seconds",
+    ),
+)

@@ -1,0 +1,100 @@
+"""Works on the queue: what is finished is passed over, what was interrupted is resumed, what another process has is left.
+
+Nothing here decides what is run; see `entries`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from shf.lab import runner
+from shf.lab.choices import read_choices, write_choice
+from shf.lab.configure import configure, find_method
+from shf.lab.experiments import find
+from shf.lab.lock import RunLockedError
+from shf.lab.observer import Observer, Status
+from shf.lab.recorder import holds_run
+from shf.lab.records import read_run_file
+from shf.lab.rerun.entries import Run, Tuning
+from shf.lab.subjects import tune_experiment
+from shf.lab.tuning import Budget
+
+CHOICES = "tuned.json"
+"""What the searches of the queue found, beside its runs."""
+CHECKPOINT_SECONDS = 120.0
+OVER = (Status.FINISHED.value, Status.DIVERGED.value)
+
+Say = Callable[[str], object]
+
+
+def work(
+    entries: Sequence[Run | Tuning],
+    root: Path,
+    *,
+    minutes: float | None = None,
+    data_dir: Path | None = None,
+    observer: Observer | None = None,
+    say: Say = print,
+) -> bool:
+    """Goes through the entries in order; returns whether all of them are done.
+
+    A signal ends the run at hand after its iteration, saved, and the queue with it. After `minutes` no further entry is
+    begun. Two processes may work on one queue: each takes what the other does not hold.
+
+    Args:
+        entries: the queue.
+        root: where the runs are.
+        minutes: of this call.
+        data_dir: where the data are.
+        observer: of each run.
+        say: is told what happens to each entry.
+    """
+    began, complete = time.monotonic(), True
+    for entry in entries:
+        if is_done(entry, root):
+            continue
+        if minutes is not None and time.monotonic() - began >= 60 * minutes:
+            say(f"the {minutes:g} minutes are over before {entry.name}")
+            return False
+        say(entry.name)
+        if isinstance(entry, Tuning):
+            _tune(entry, root, data_dir)
+            continue
+        try:
+            status = _run(entry, root, data_dir, observer)
+        except RunLockedError as error:
+            say(f"{entry.name} is left to the process that has it: {error}")
+            complete = False
+            continue
+        if status is Status.INTERRUPTED:
+            say(f"{entry.name} was interrupted and saved; the same command takes it up again")
+            return False
+    return complete
+
+
+def is_done(entry: Run | Tuning, root: Path) -> bool:
+    """Whether there is nothing left to do: a search has its choice, a run its end."""
+    if isinstance(entry, Tuning):
+        return entry.method in read_choices(root / CHOICES).get(entry.experiment, {})
+    return holds_run(root / entry.name) and read_run_file(root / entry.name).get("status") in OVER
+
+
+def _run(entry: Run, root: Path, data_dir: Path | None, observer: Observer | None) -> Status:
+    directory = root / entry.name
+    options = runner.RunOptions(data_dir, checkpoint_seconds=CHECKPOINT_SECONDS)
+    if holds_run(directory):
+        return runner.resume(directory, observer=observer, options=options).status
+    config = configure(entry.request, choices=root / CHOICES)
+    return runner.start(config, directory, observer=observer, options=options).status
+
+
+def _tune(entry: Tuning, root: Path, data_dir: Path | None) -> None:
+    found = tune_experiment(
+        find(entry.experiment),
+        find_method(entry.method),
+        budget=Budget(seconds=60 * entry.minutes),
+        data_dir=data_dir,
+    )
+    write_choice(found, root / CHOICES)

@@ -1,0 +1,202 @@
+"""The queue of runs at the paper's settings, the claims, and the page made from the records."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs_helpers import REPOSITORY, assert_same_run, tiny_config, tiny_experiment
+
+from shf.lab import experiments, runner
+from shf.lab.configure import Request, configure
+from shf.lab.lock import locked
+from shf.lab.observer import Observer
+from shf.lab.records import RecordError, RunRecord, read_run
+from shf.lab.rerun import queue
+from shf.lab.rerun.claims import CLAIMS, Claim, Verdict
+from shf.lab.rerun.entries import ENTRIES, Run, Tuning
+from shf.lab.rerun.page import FIGURE_LIST, PAGE, write_page
+
+RECORDS, DOCS = REPOSITORY / "results" / "paper", REPOSITORY / "docs"
+
+
+def silent(_: str) -> None:
+    pass
+
+
+# --- entries ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_entry_can_be_configured():
+    for entry in ENTRIES:
+        if isinstance(entry, Run):
+            assert configure(entry.request).threads == 1
+
+
+def test_names_are_unique_and_every_claim_and_figure_names_an_entry():
+    names = [entry.name for entry in ENTRIES]
+    assert len(set(names)) == len(names)
+    wanted = {run for claim in CLAIMS for run in claim.runs} | {run for figure in FIGURE_LIST for run in figure.runs}
+    assert wanted <= set(names)
+
+
+def test_a_search_comes_before_the_runs_that_use_it():
+    searched = {(e.experiment, e.method): i for i, e in enumerate(ENTRIES) if isinstance(e, Tuning)}
+    uses = [(i, e.request) for i, e in enumerate(ENTRIES) if isinstance(e, Run)]
+    assert searched
+    for (experiment, method), place in searched.items():
+        runs = [i for i, request in uses if (request.experiment, request.method) == (experiment, method)]
+        assert runs
+        assert place < min(runs)
+
+
+# --- queue -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def entries(monkeypatch) -> list[Run]:
+    monkeypatch.setattr(experiments, "EXPERIMENTS", {"tiny": tiny_experiment()})
+    requests = {f"tiny/{seed}": Request("tiny", epochs=3, seed=seed, threads=1) for seed in (0, 1)}
+    return [Run(name, request) for name, request in requests.items()]
+
+
+def test_the_queue_runs_what_is_missing_and_nothing_twice(entries, tmp_path):
+    heard: list[str] = []
+    assert queue.work(entries, tmp_path, say=heard.append)
+    assert heard == ["tiny/0", "tiny/1"]
+    assert all(queue.is_done(entry, tmp_path) for entry in entries)
+    assert queue.work(entries, tmp_path, say=heard.append)
+    assert len(heard) == 2
+
+
+def test_an_interrupted_queue_goes_on_exactly(entries, tmp_path):
+    class Interrupts(Observer):
+        def iteration(self, row: Any, progress: Any) -> None:
+            if progress.iteration == 4:
+                import signal
+
+                signal.raise_signal(signal.SIGTERM)
+
+    assert not queue.work(entries, tmp_path / "a", observer=Interrupts(), say=silent)
+    assert read_run(tmp_path / "a" / "tiny/0").status == "interrupted"
+    assert not (tmp_path / "a" / "tiny/1").exists()
+    assert queue.work(entries, tmp_path / "a", say=silent)
+    assert queue.work(entries, tmp_path / "b", say=silent)
+    for entry in entries:
+        assert_same_run(tmp_path / "a" / entry.name, tmp_path / "b" / entry.name)
+
+
+def test_what_another_process_has_is_left_to_it(entries, tmp_path):
+    held = tmp_path / "tiny/0"
+    held.mkdir(parents=True)
+    with locked(held):
+        assert not queue.work(entries, tmp_path, say=silent)
+    assert not queue.is_done(entries[0], tmp_path)
+    assert queue.is_done(entries[1], tmp_path)
+
+
+def test_no_entry_is_begun_after_the_minutes(entries, tmp_path):
+    assert not queue.work(entries, tmp_path, minutes=0, say=silent)
+    assert not (tmp_path / "tiny").exists()
+
+
+# --- claims ----------------------------------------------------------------------------------------------------------
+
+
+def record(name: str, status: str = "finished", **columns: list[float]) -> RunRecord:
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    for epoch, row in enumerate(rows):
+        row.setdefault("epoch", epoch)
+    metric = "train_squared_error" if "autoencoder" in name else "test_error_percent"
+    run = {"config": {"experiment": {"metric": metric}, "epochs": 1000}, "status": status}
+    return RunRecord(Path(name), run, tuple(rows), (), {}, ())
+
+
+def claim(beginning: str) -> Claim:
+    (found,) = [c for c in CLAIMS if c.words.startswith(beginning)]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("errors", "verdict"), [([1.0, 1.1, 0.8, 0.9, 1.0], "reproduced"), ([1.2] * 5, "not reproduced")]
+)
+def test_the_mean_of_five_splits(errors, verdict):
+    usps = claim("USPS, dropout: mean")
+    runs = dict(zip(usps.runs, errors, strict=True))
+    records = {name: record(name, test_error_percent=[9.0, error]) for name, error in runs.items()}
+    found = usps.find(records)
+    assert found.verdict == verdict
+    assert found.ours.startswith(f"{sum(errors) / 5:.2f} %")
+
+
+def test_a_claim_whose_runs_have_not_all_ended_is_not_decided():
+    usps = claim("USPS, dropout: mean")
+    records = {name: record(name, test_error_percent=[9.0, 1.0]) for name in usps.runs}
+    records[usps.runs[2]] = record(usps.runs[2], "interrupted", test_error_percent=[9.0, 1.0])
+    assert usps.find(records).verdict is Verdict.NOT_DECIDED
+    assert "at epoch 1 of 1000" in usps.find(records).ours
+    del records[usps.runs[2]]
+    assert usps.find(records).verdict is Verdict.NOT_DECIDED
+    assert usps.find({}).ours == "not run yet"
+
+
+@pytest.mark.parametrize(
+    ("damping", "verdict"),
+    [
+        ([1.0, 0.5, 0.4, 0.6], "reproduced"),
+        ([1.0, 0.5, 0.4, 0.3], "not reproduced"),
+        ([1.0, 0.5, 0.41, 0.42], "not reproduced"),
+    ],
+)
+def test_damping_that_falls_and_rises(damping, verdict):
+    falls = claim("USPS, dropout: λ")
+    assert falls.find({falls.runs[0]: record(falls.runs[0], damping=damping)}).verdict == verdict
+
+
+@pytest.mark.parametrize(("ours", "verdict"), [([5.0, 1.0, 0.5], "reproduced"), ([5.0, 4.0, 2.0], "not reproduced")])
+def test_sooner_means_in_fewer_epochs(ours, verdict):
+    reuters = claim("Reuters: SHF")
+    columns = dict(zip(reuters.runs, (ours, [5.0, 1.5, 1.0], [5.0, 3.0, 2.0]), strict=True))
+    records = {name: record(name, train_error_percent=column) for name, column in columns.items()}
+    assert reuters.find(records).verdict == verdict
+
+
+# --- page ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_results(tmp_path) -> tuple[Path, Path]:
+    """One record, under the name of an entry, and a copy of the page."""
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    shutil.copy(DOCS / PAGE, docs / PAGE)
+    runner.start(tiny_config(), tmp_path / "paper" / "curves-autoencoder" / "shf")
+    return tmp_path / "paper", docs
+
+
+def test_the_page_is_made_from_the_records_and_again_the_same(small_results):
+    root, docs = small_results
+    written = write_page(root, docs)
+    assert [path.name for path in written] == [PAGE, "curves.svg"]
+    first = [path.read_bytes() for path in written]
+    assert b"`curves-autoencoder/shf`" in first[0]
+    assert first == [path.read_bytes() for path in write_page(root, docs)]
+
+
+def test_a_record_changed_by_hand_is_refused(small_results):
+    root, docs = small_results
+    before = (docs / PAGE).read_bytes()
+    metrics = root / "curves-autoencoder" / "shf" / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"epoch":2', '"epoch":3'))
+    with pytest.raises(RecordError, match="was changed after it was written"):
+        write_page(root, docs)
+    assert (docs / PAGE).read_bytes() == before
+
+
+@pytest.mark.skipif(not RECORDS.exists(), reason="no records of the paper's experiments")
+def test_the_committed_page_is_what_the_records_say(tmp_path):
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    shutil.copy(DOCS / PAGE, docs / PAGE)
+    for path in write_page(RECORDS, docs):
+        assert path.read_bytes() == (DOCS / path.relative_to(docs)).read_bytes(), path.name
