@@ -3,13 +3,21 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: demo test test-slow check bench results results-continue docs clean
+.PHONY: lock demo test test-slow check bench results results-continue docs clean
 
-$(STAMP): pyproject.toml constraints.txt
+# Everything by hash from requirements.lock; then torch, whose build differs by machine; then this project itself.
+$(STAMP): pyproject.toml constraints.txt requirements.lock
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab,dev]'
+	$(PIP) install --require-hashes --no-deps -r requirements.lock
+	$(PIP) install -c constraints.txt torch
+	$(PIP) install --no-deps --no-build-isolation -e .
 	touch $(STAMP)
+
+lock:                     ## make requirements.lock anew, where torch is a CPU build (needs uv)
+	uv pip compile pyproject.toml --extra lab --extra dev --constraints constraints.txt --python-version 3.11 \
+	  --generate-hashes --no-emit-package torch --no-emit-find-links --no-header --no-annotate --quiet -o requirements.lock
 
 demo: $(STAMP)            ## train on generated curves, SHF against tuned Adam and NAG, and write a report
 	$(BIN)/shf demo
@@ -20,11 +28,14 @@ test: $(STAMP)            ## the test suite
 test-slow: $(STAMP)       ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow --timeout 3600
 
-check: $(STAMP)           ## lint, types, docs
+check: $(STAMP)           ## lint, types, docs, dependencies
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python tools/supply.py locked
+	$(BIN)/python tools/supply.py audit
+	$(BIN)/pip-licenses --from=mixed --order=license --partial-match --fail-on='GNU General Public;GPL-;GPLv'
 
 bench: $(STAMP)           ## the speed benchmarks: JSON, table, plot
 	$(BIN)/shf bench

@@ -1,0 +1,65 @@
+"""The lock file: every package pinned and hashed but torch, no address of a registry; what the checks make of it."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+import supply
+
+LOCK = supply.LOCK.read_text(encoding="utf-8")
+
+
+def names(requirements):
+    return {re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", r)[0]).lower() for r in requirements}
+
+
+def test_every_package_is_pinned_and_hashed():
+    """Fails if one line of the lock loses its hashes: pip would then take whatever the registry serves."""
+    wanted = supply.locked_versions(LOCK)
+    assert len(wanted) > 50
+    first = LOCK.index(" \\\n    --hash")
+    with pytest.raises(SystemExit, match="has no hash"):
+        supply.locked_versions(LOCK[:first] + LOCK[LOCK.index("\n", LOCK.index("\n", first) + 1) :].lstrip(" "))
+
+
+def test_it_covers_what_the_project_asks_for_but_torch():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    extras = project["project"]["optional-dependencies"]
+    asked = names([*extras["lab"], *extras["dev"], *project["build-system"]["requires"]])
+    assert asked <= set(supply.locked_versions(LOCK))
+    assert "torch" not in supply.locked_versions(LOCK)
+
+
+def test_no_registry_is_named():
+    for file in (supply.LOCK, ROOT / "constraints.txt", ROOT / "Makefile"):
+        assert not re.search(
+            r"https?://|index-url|find-links (?!--)", file.read_text(encoding="utf-8").replace("no-emit-find-links", "")
+        )
+
+
+def test_the_make_target_asks_for_hashes():
+    """Fails if `make` installs from the lock without --require-hashes."""
+    command = subprocess.run(
+        ["make", "-n", "-B", ".venv/.installed"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert "--require-hashes --no-deps -r requirements.lock" in command
+
+
+def test_other_versions_than_locked_are_found():
+    assert supply.differences({"pytest": pytest.__version__}) == []
+    assert supply.differences({"pytest": "0.1"}) == [f"pytest: {pytest.__version__}, locked 0.1"]
+    assert supply.differences({"no-such-package": "1"}) == ["no-such-package: absent, locked 1"]
+
+
+def test_known_vulnerabilities_are_counted_and_unknown_packages_are_not():
+    report = (
+        '{"dependencies": [{"name": "a", "version": "1", "vulns": [{"id": "X-1"}]},'
+        ' {"name": "b", "version": "2", "vulns": []}, {"name": "c", "skip_reason": "not found"}]}'
+    )
+    assert supply.vulnerabilities(report) == (["a 1: X-1"], 2)
