@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
-import supply
+import supply  # noqa: E402
 
 LOCK = supply.LOCK.read_text(encoding="utf-8")
 
@@ -23,9 +23,8 @@ def test_every_package_is_pinned_and_hashed():
     """Fails if one line of the lock loses its hashes: pip would then take whatever the registry serves."""
     wanted = supply.locked_versions(LOCK)
     assert len(wanted) > 50
-    first = LOCK.index(" \\\n    --hash")
-    with pytest.raises(SystemExit, match="has no hash"):
-        supply.locked_versions(LOCK[:first] + LOCK[LOCK.index("\n", LOCK.index("\n", first) + 1) :].lstrip(" "))
+    with pytest.raises(SystemExit, match="absl-py has no hash"):
+        supply.locked_versions("absl-py==1.0\n" + LOCK)
 
 
 def test_it_covers_what_the_project_asks_for_but_torch():
@@ -38,9 +37,7 @@ def test_it_covers_what_the_project_asks_for_but_torch():
 
 def test_no_registry_is_named():
     for file in (supply.LOCK, ROOT / "constraints.txt", ROOT / "Makefile"):
-        assert not re.search(
-            r"https?://|index-url|find-links (?!--)", file.read_text(encoding="utf-8").replace("no-emit-find-links", "")
-        )
+        assert not re.search(r"https?://|index-url|-f ", file.read_text(encoding="utf-8"))
 
 
 def test_the_make_target_asks_for_hashes():

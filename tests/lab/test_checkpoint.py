@@ -5,12 +5,15 @@ import os
 import pickle
 import subprocess
 import sys
+import tracemalloc
 import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 
+import shf
+from helpers import labelled, mlp
 from shf.lab import checkpoint
 from shf.lab.checkpoint import (
     CheckpointDamagedError,
@@ -92,6 +95,20 @@ def test_a_newer_schema_is_refused_and_not_taken_for_damage(tmp_path: Path, monk
         store.load_latest()
 
 
+def test_a_checkpoint_of_the_first_schema_continues() -> None:
+    """Written by version 0.1.0, before rejections were counted. Fails if its schema is refused, or if a state without the
+    newer numbers does not load: the next step must be the one that 0.1.0 took."""
+    state = read(Path(__file__).parent / "fixtures" / "schema-1.ckpt")
+    optimizer = shf.SHF(mlp(dropout=0.5), torch.nn.CrossEntropyLoss(), seed=9)
+    optimizer.model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    info = optimizer.step(*labelled(seed=3))
+    then = state["then"]
+    assert info.loss_before == pytest.approx(then["loss_before"], rel=1e-12)
+    assert info.loss_after == pytest.approx(then["loss_after"], rel=1e-9)
+    assert optimizer.damping == then["damping"]
+
+
 class _Malice:
     def __init__(self, command: str) -> None:
         self.command = command
@@ -151,8 +168,6 @@ def test_a_file_larger_than_the_memory_is_refused_unread(tmp_path: Path) -> None
 
 def test_memory_is_not_filled_before_the_checksum_is_right(tmp_path: Path) -> None:
     """64 MiB with a wrong checksum. Fails if the payload is read as a whole first."""
-    import tracemalloc
-
     path, size = tmp_path / "c.ckpt", 64 << 20
     with path.open("wb") as file:
         file.write(f"shf-checkpoint 1 {size} {'0' * 64}\n".encode())

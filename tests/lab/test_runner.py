@@ -501,6 +501,28 @@ def test_a_checkpoint_that_cannot_be_written_warns_once_and_the_run_goes_on(
     monkeypatch.undo()
 
 
+def test_a_run_whose_last_checkpoint_fails_is_not_called_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk too full for a checkpoint, but not for run.json. Fails if the record says "finished" all the same: the last
+    parameters are then nowhere, and `resume` has nothing to do."""
+    runner.start(tiny_config(), tmp_path / "whole")
+    genuine = checkpoint.write_atomically
+
+    def too_large(path: Path, content: bytes) -> None:
+        if path.name > "iteration-0000000004.ckpt":
+            _full_disk()
+        genuine(path, content)
+
+    monkeypatch.setattr(checkpoint, "write_atomically", too_large)
+    result = runner.start(tiny_config(), tmp_path / "run", options=OFTEN)
+    assert (result.status, result.saved) == (Status.FINISHED, False)
+    assert read_run(tmp_path / "run").status == Status.INTERRUPTED
+    monkeypatch.setattr(checkpoint, "write_atomically", genuine)
+    assert runner.resume(tmp_path / "run").saved
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
 def test_after_failed_checkpoints_the_last_good_one_continues_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -197,17 +197,17 @@ def _finish(training: Training, recorder: Recorder, directory: Path, observer: O
     """Save, and unless interrupted evaluate what an unfinished epoch has reached.
 
     The last checkpoint comes before that evaluation: a run that is given more time continues as if it had it from the
-    start, without the extra row.
+    start, without the extra row. If it cannot be written, the record does not call the run finished: its parameters would
+    never be saved; `shf resume` does the rest again.
     """
-    if status is not Status.DIVERGED:
-        recorder.checkpoint(training.position.iteration, training.state())
+    kept = status is Status.DIVERGED or recorder.checkpoint(training.position.iteration, training.state())
     if status is not Status.INTERRUPTED and training.position.index > 0:
         row = training.evaluate()
         recorder.row(row)
         observer.epoch(row, budget.progress(training))
     summary = training.summary()
     samples = training.problem.samples() if status is Status.FINISHED else {}
-    saved = recorder.finish(status, summary, samples)
+    saved = recorder.finish(status if kept else Status.INTERRUPTED, summary, samples) and kept
     result = RunResult(status, directory, training.config, summary, tuple(recorder.warnings), saved)
     observer.finished(result)
     return result
