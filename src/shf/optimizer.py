@@ -248,7 +248,10 @@ class SHF(Optimizer):
                 f"the state was not saved by {type(self).__name__}: its first parameter group has no 'shf'"
             )
         super().load_state_dict(state_dict)
-        self.param_groups[0]["shf"] = {**self._scalars, "rejections": self._scalars.get("rejections", 0)}  # new in 0.2
+        self.param_groups[0]["shf"] = {
+            **self._scalars,
+            "rejections": self._scalars.get("rejections", 0),
+        }  # older states have none
         self._last_solution.forget()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -96,8 +96,8 @@ def test_a_newer_schema_is_refused_and_not_taken_for_damage(tmp_path: Path, monk
 
 
 def test_a_checkpoint_of_the_first_schema_continues() -> None:
-    """Written by version 0.1.0, before rejections were counted. Fails if its schema is refused, or if a state without the
-    newer numbers does not load: the next step must be the one that 0.1.0 took."""
+    """Written before rejections were counted. Fails if its schema is refused, or if a state without the newer numbers does
+    not load: the next step must be the one that was taken then."""
     state = read(Path(__file__).parent / "fixtures" / "schema-1.ckpt")
     optimizer = shf.SHF(mlp(dropout=0.5), torch.nn.CrossEntropyLoss(), seed=9)
     optimizer.model.load_state_dict(state["model"])

@@ -477,23 +477,28 @@ def test_settings_that_the_method_refuses_name_it(tmp_path: Path) -> None:
 # a disk that fails
 
 
-def _full_disk(*_: Any) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
+def _refused(number: int) -> None:
+    raise OSError(number, os.strerror(number))
 
 
+def _full_disk() -> None:
+    _refused(errno.ENOSPC)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.ESTALE, errno.EIO], ids=errno.errorcode.get)
 def test_a_checkpoint_that_cannot_be_written_warns_once_and_the_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """Fails if `Recorder` does not guard its writes: the run would end with the OSError."""
     genuine = checkpoint.write_atomically
     broken = iter([False] * 3 + [True] * 4 + [False] * 99)
-    monkeypatch.setattr(checkpoint, "write_atomically", lambda *a: _full_disk() if next(broken) else genuine(*a))
+    monkeypatch.setattr(checkpoint, "write_atomically", lambda *a: _refused(number) if next(broken) else genuine(*a))
     watcher = Watcher()
     result = runner.start(tiny_config(), tmp_path / "run", observer=watcher, options=OFTEN)
     assert result.status is Status.FINISHED
     assert watcher.iterations == list(range(1, 10))
     assert sum("could not be written" in text for text in watcher.warnings) in (1, 2)
-    assert any("No space left" in text for text in watcher.warnings)
+    assert any(os.strerror(number) in text for text in watcher.warnings)
     assert any("can be written again" in text for text in watcher.warnings)
     found = read_run(tmp_path / "run")
     assert found.problems == ()
