@@ -75,7 +75,7 @@ def documentation(modules: int | None = None) -> Task:
     codes = torch.tensor([ord(c) - 31 if 32 <= ord(c) < 127 else 0 for c in docstrings(modules)])
     size = len(codes) * 9 // 10
     held_out = codes[size:].unfold(0, CONTEXT + 1, CONTEXT)
-    tuned, test = held_out[: len(held_out) // 2][:200], held_out[len(held_out) // 2 :][:400]
+    tuned, test = held_out[: len(held_out) // 2][:100], held_out[len(held_out) // 2 :][:200]
 
     def batches(rows: int, source: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         while True:

@@ -68,9 +68,7 @@ def stochastic(model: nn.Module, loss: Any, epoch: int, **options: Any) -> Step:
     return step
 
 
-def train(
-    task: Task, method: Method, rate: float, *, seed: int, seconds: float, evaluations: int = 30
-) -> Iterator[Row]:
+def train(task: Task, method: Method, rate: float, *, seed: int, seconds: float, evaluations: int) -> Iterator[Row]:
     """A row of measures at the start and at equal distances until the processor time is spent."""
     torch.manual_seed(seed)
     model = task.model()
@@ -114,7 +112,7 @@ def record(task: Task, method: Method, rate: float, tuning: Mapping[str, Any], s
     directory = Path(options.out) / task.name / f"{method.name}-{seed}"
     directory.mkdir(parents=True, exist_ok=True)
     metrics = MetricsFile(directory / METRICS_FILE)
-    for row in train(task, method, rate, seed=seed, seconds=options.seconds):
+    for row in train(task, method, rate, seed=seed, seconds=options.seconds, evaluations=options.points):
         metrics.append({"row": "epoch", **row})
         metrics.flush()
     config = {"task": task.name, "method": method.name, "seed": seed, "seconds": options.seconds, "rows": method.rows}
@@ -146,6 +144,7 @@ def parser(description: str | None, seconds: float) -> argparse.ArgumentParser:
     found.add_argument("--seconds", type=float, default=seconds, help="processor seconds of every run")
     found.add_argument("--tune", type=float, help="processor seconds for every rate that is tried (default: a quarter)")
     found.add_argument("--seed", type=int, nargs="+", default=[0], help="one or more")
+    found.add_argument("--points", type=int, default=30, help="evaluations along each run")
     found.add_argument("--only", nargs="+", help="names of methods; by default all")
     found.add_argument("--out", default="runs/examples", help="directory of the records")
     return found

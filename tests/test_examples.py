@@ -10,7 +10,6 @@ import torch
 
 import characters
 import cnn
-import contest
 import expressions
 import finetune
 import longterm
@@ -25,7 +24,7 @@ DATA = Path(os.environ.get("SHF_DATA") or ROOT.parent / "shared" / "data")
 
 def run(example, out, monkeypatch, *options):
     """Its records, by the names of their directories."""
-    arguments = ["--seconds", "0.2", "--tune", "0.01", "--out", str(out), *options]
+    arguments = ["--seconds", "0.2", "--tune", "0.01", "--points", "1", "--out", str(out), *options]
     monkeypatch.setattr(sys, "argv", [example.__name__, *map(str, arguments)])
     example.main()
     return {str(path.parent.relative_to(out)): read_run(path.parent) for path in out.rglob("run.json")}
@@ -38,12 +37,6 @@ def assert_sound(records, metric, *names):
         assert record.column("updates")[-1] >= 1
         assert record.column("processor_seconds")[-1] >= record.config["seconds"]
         assert torch.tensor(record.column(metric)).isfinite().all()
-
-
-@pytest.fixture(autouse=True)
-def _few_evaluations(monkeypatch):
-    original = contest.train
-    monkeypatch.setattr(contest, "train", lambda *args, **kw: original(*args, **{**kw, "evaluations": 1}))
 
 
 @pytest.fixture
