@@ -8,7 +8,7 @@ import argparse
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +131,8 @@ def contest(tasks: Sequence[Task], methods: Sequence[Method], options: Any) -> N
         for method in methods:
             if options.only and method.name not in options.only:
                 continue
+            if options.rates and method.rates:
+                method = replace(method, rates=options.rates)
             trial = options.tune if options.tune is not None else options.seconds / 4
             rate, found = choose_rate(task, method, seed=options.seed[0], seconds=trial)
             tuning = {"seconds_each": trial, "seed": options.seed[0], "found": found} if found else {}
@@ -144,6 +146,7 @@ def parser(description: str | None, seconds: float) -> argparse.ArgumentParser:
     found.add_argument("--seconds", type=float, default=seconds, help="processor seconds of every run")
     found.add_argument("--tune", type=float, help="processor seconds for every rate that is tried (default: a quarter)")
     found.add_argument("--seed", type=int, nargs="+", default=[0], help="one or more")
+    found.add_argument("--rates", type=float, nargs="+", help="to try instead of each method's own; one: no choice")
     found.add_argument("--points", type=int, default=30, help="evaluations along each run")
     found.add_argument("--only", nargs="+", help="names of methods; by default all")
     found.add_argument("--out", default="runs/examples", help="directory of the records")
