@@ -41,7 +41,6 @@ from soak_faults import Fault, FileSizeLimit, FullDisk, ReadOnly, Vanished, beco
 
 RESULTS = Path(__file__).parent / "results" / "soak.json"
 PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
-BEGIN, END = "<!-- soak: begin -->", "<!-- soak: end -->"
 NOBODY = 65534
 DISK_MEGABYTES = 24
 OFTEN = runner.RunOptions(checkpoint_seconds=0.05)
@@ -185,7 +184,7 @@ def disturbed(
             active.end(home, pid)
         if os.WIFSIGNALED(status):
             counts["killed (SIGKILL)"] += 1
-            counts["of these inside a write"] += any(home.rglob(".*.partial"))
+            counts["killed inside a write"] += any(home.rglob(".*.partial"))
             if draw.random() < 0.2 and damage_newest(home, draw):
                 counts["newest checkpoint damaged"] += 1
             continue
@@ -286,21 +285,39 @@ def soak(minutes: float, epochs: int, seed: int, results: Path) -> None:
         shutil.rmtree(base, ignore_errors=True)
 
 
-def report(results: Path, page: Path) -> None:
-    """Puts the record's figures between the marks of the page."""
-    record = json.loads(results.read_text())
+def report(folder: Path, page: Path) -> None:
+    """Puts the figures of the records between the marks of the page."""
+    soaked = json.loads((folder / RESULTS.name).read_text())
     lines = [
-        f"`{record['command']}`, begun {record['began']}: {record['minutes']:g} minutes, {record['rounds']} rounds of "
-        f"{record['iterations per round']} iterations, each ended with the same metrics and bitwise the same parameters, "
+        f"`{soaked['command']}`, begun {soaked['began']}: {soaked['minutes']:g} minutes, {soaked['rounds']} rounds of "
+        f"{soaked['iterations per round']} iterations; each ended with the same metrics and bitwise the same parameters, "
         "δ and λ as its undisturbed twin.",
         "",
         "| what | times |",
         "|---|---:|",
     ]
     for part in ("faults", "the runs' own words"):
-        lines += [f"| {name} | {number} |" for name, number in record[part].items()]
-    before, _, rest = page.read_text().partition(BEGIN)
-    page.write_text(before + BEGIN + "\n\n" + "\n".join(lines) + "\n\n" + END + rest.partition(END)[2])
+        lines += [f"| {name} | {number} |" for name, number in sorted(soaked[part].items())]
+    fill(page, "soak", lines)
+    tried = json.loads((folder / "reliability.json").read_text())
+    fuzzed = [f"| {name} | {of['seconds']} | {of['runs']:,} |" for name, of in tried["fuzz"].items()]
+    fill(page, "fuzz", ["| parser | seconds | inputs |", "|---|---:|---:|", *fuzzed])
+    of = tried["problems"]
+    outcomes = ", ".join(f"{number} {word}" for word, number in of["outcomes"].items())
+    fill(
+        page,
+        "problems",
+        [
+            f"`{of['command']}`, seeds {of['seeds'][0]} to {of['seeds'][1]}, {of['seconds']} s: problems with a step or "
+            f"batch that was {outcomes}; {of['broken']} broke an invariant."
+        ],
+    )
+
+
+def fill(page: Path, name: str, lines: list[str]) -> None:
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, _, rest = page.read_text().partition(begin)
+    page.write_text(before + begin + "\n\n" + "\n".join(lines) + "\n\n" + end + rest.partition(end)[2])
 
 
 def main() -> None:
@@ -314,7 +331,7 @@ def main() -> None:
     if words.action == "run":
         soak(words.minutes, words.epochs, words.seed, words.results)
     else:
-        report(words.results, PAGE)
+        report(words.results.parent, PAGE)
 
 
 if __name__ == "__main__":

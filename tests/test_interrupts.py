@@ -15,6 +15,14 @@ from helpers import identical, labelled, mlp, normalised, snapshot
 CE = nn.CrossEntropyLoss()
 
 
+@pytest.fixture(autouse=True)
+def _ctrl_c_is_heard():
+    """A process that was started in the background ignores it."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
 class Tracer:
     """Counts the lines of Python that run, ours and torch's; at a given one, Ctrl-C is pressed."""
 

@@ -244,3 +244,28 @@ def test_an_update_beyond_the_largest_number_is_not_accepted():
     theta, _, info = problem.step()
     assert not info.accepted
     assert identical(theta, problem.theta)
+
+
+class Saturated:
+    """An objective that is finite whatever θ is (it saturates), at a θ whose first entry is the largest number."""
+
+    theta = torch.tensor([torch.finfo(torch.float32).max, 1.0])
+
+    def expand(self, damping):
+        return Expansion(1.0, torch.tensor([-1e4, 0.0]), identity)
+
+    def curvature(self, damping):
+        return Curvature(lambda v: 1e-28 * v)
+
+    def value(self, theta):
+        return -1e36
+
+
+def test_a_step_beyond_the_largest_number_is_rejected_even_where_the_objective_is_finite():
+    """Fails if θ is not looked at before it is accepted: its first entry would be infinite."""
+    problem = Saturated()
+    state = dataclasses.replace(START, damping=1e-28)
+    theta, _, info = shf_step(problem, problem.theta, state, Config(cg_iterations=1, damping_min=1e-28, damping=1e-28))
+    assert (info.accepted, info.step_size, info.cg_steps) == (False, 0.0, 1)
+    assert info.loss_after == info.loss_before
+    assert identical(theta, problem.theta)
