@@ -113,6 +113,7 @@ def test_public_names():
         "CGStop",
         "Config",
         "DampingBound",
+        "GrowingLoader",
         "HFConfig",
         "NonFiniteError",
         "RankError",

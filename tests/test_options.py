@@ -90,6 +90,13 @@ CASES = {
         vanishes={"model": lambda: nn.Linear(FEATURES, 3).double(), "loss": nn.MSELoss(), "data": valued},
         tolerance=1e-6,
     ),
+    "damping_rule": Case(
+        ("batch", "held-out"), ("batch", "held-out"), where={"damping_factor": 0.8}, vanishes=ONE_STEP
+    ),
+    "cg_worth": Case((False, True), (False, True), where={"cg_iterations": 12}, vanishes={"cg_iterations": 1}),
+    # seen in `averaged` and in `StepInfo` alone
+    "averaging": Case((), (0.0, 0.9)),
+    "noise_every": Case((), (None, 1)),
     "curvature_batch": Case((None, 5), (None, ROWS)),
     "curvature_rows": Case(("block", "strided"), ("block", "strided"), where={"curvature_batch": 5}),
     "cg_decay": Case((0.5, 0.9), (0.5, 0.9), vanishes=ONE_STEP),

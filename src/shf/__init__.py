@@ -6,6 +6,7 @@ from shf.config import Config, HFConfig, presets
 from shf.curvature import gauss_newton_product
 from shf.damping import DampingBound
 from shf.exhaustion import StepMemoryError
+from shf.growing import GrowingLoader
 from shf.hf import HF
 from shf.nonfinite import NonFiniteError
 from shf.optimizer import SHF, SHFWarning
@@ -22,6 +23,7 @@ __all__ = [
     "CGStop",
     "Config",
     "DampingBound",
+    "GrowingLoader",
     "HFConfig",
     "NonFiniteError",
     "RankError",

@@ -17,12 +17,16 @@ class Config:
     """The settings of SHF; the paper's symbols in brackets.
 
     Attributes:
-        damping: initial damping strength [λ]. It belongs to the scale of the loss.
+        damping: initial damping strength [λ]. It belongs to the scale of the loss; "auto" takes it from the curvature of the
+            first batch.
         damping_factor: λ is multiplied or divided by this after a step [99/100].
         structural_damping: [μ] of Martens & Sutskever (2011): CG solves with B + λ(I + μS), where ½δ'Sδ is half the squared
             change of the tensors that the model names by `shf.hold_steady`, summed over them (time steps, layers) and
             averaged over the rows of the curvature batch. For recurrent networks; 0 for none, at no cost.
+        damping_rule: what λ listens to. "batch": ρ on the step's own batch, the paper's. "held-out": what the next batch
+            says of the step, with powers of `damping_factor` (see docs/fast.md).
         cg_iterations: CG iterations per step [ζ]: 3-5 for classification, 25-50 for deep autoencoders.
+        cg_worth: stop CG before ζ once an iteration gains less per cost than the step as a whole.
         curvature_batch: rows of the curvature batch [|X^c|]; None for all rows of the gradient batch.
         curvature_rows: which rows of a gradient batch are the curvature batch in epoch e. "block": (eC + i) mod B for
             i < C, the paper's. "strided": (⌊iB/C⌋ + e) mod B, spread evenly over the batch; with several processes, a
@@ -46,6 +50,9 @@ class Config:
             next step is as if it had not been there.
         max_rejections: after so many steps in a row that did not move the parameters, an `SHFWarning` says what λ, ρ,
             gradient and batch look like and what to try; None for never.
+        averaging: what a step keeps of the running average of the iterates, which `SHF.averaged` puts in the parameters'
+            place; 0 for no average.
+        noise_every: steps between two measurements of the gradient's noise (`StepInfo.gradient_noise`); None for none.
         microbatch: the most rows that are in memory at once; None for no bound.
         momentum_off_on_divergence: set γ to 0 for good once an epoch's mean objective is above the previous one's twice
             running (§5.2).
@@ -59,10 +66,12 @@ class Config:
 
     _owner: ClassVar[str] = "SHF"
 
-    damping: float = 1.0
+    damping: float | str = 1.0
     damping_factor: float = 0.99
     structural_damping: float = 0.0
+    damping_rule: str = "batch"
     cg_iterations: int = 3
+    cg_worth: bool = False
     curvature_batch: int | None = None
     curvature_rows: str = "block"
     cg_decay: float = 0.5
@@ -80,6 +89,8 @@ class Config:
     damping_max: float = DAMPING_MAX
     nonfinite: str = "raise"
     max_rejections: int | None = 50
+    averaging: float = 0.0
+    noise_every: int | None = None
     microbatch: int | None = None
     momentum_off_on_divergence: bool = False
     split_vectors: bool = False
@@ -89,10 +100,13 @@ class Config:
 
     def __post_init__(self) -> None:
         check = _Checker(self._owner, self)
-        check.number("damping", above=0.0)
+        if self.damping != "auto":
+            check.number("damping", above=0.0, or_else="or 'auto'")
         check.number("damping_factor", above=0.0, most=1.0)
         check.number("structural_damping", least=0.0)
+        check.choice("damping_rule", ["batch", "held-out"])
         check.integer("cg_iterations", least=1)
+        check.flag("cg_worth")
         check.integer("curvature_batch", least=1, optional=True)
         check.choice("curvature_rows", ["block", "strided"])
         check.number("cg_decay", least=0.0, most=1.0)
@@ -109,9 +123,12 @@ class Config:
             check.number("max_norm", above=0.0, or_else="'fan-in', or None")
         check.number("damping_min", above=0.0)
         check.number("damping_max", above=0.0)
-        check.within("damping", "damping_min", "damping_max")
+        if self.damping != "auto":
+            check.within("damping", "damping_min", "damping_max")
         check.choice("nonfinite", ["raise", "skip"])
         check.integer("max_rejections", least=1, optional=True)
+        check.number("averaging", least=0.0, below=1.0)
+        check.integer("noise_every", least=1, optional=True)
         check.integer("microbatch", least=1, optional=True)
         check.flag("momentum_off_on_divergence")
         check.flag("split_vectors")
@@ -155,10 +172,16 @@ class HFConfig(Config):
         check = _Checker(self._owner, self)
         check.number("progress_tolerance", least=0.0)
         check.number("iterate_spacing", above=1.0)
-        if self.preconditioner == Preconditioner.KRONECKER.value:
-            raise ValueError(
-                "HF(preconditioner='kronecker'): only shf.SHF has it; use 'empirical-fisher', 'jacobi' or None"
-            )
+        for name, value in _ONLY_SHF.items():
+            if getattr(self, name) == value:
+                raise ValueError(f"HF({name}={value!r}): only shf.SHF has it")
+        for name in ("averaging", "noise_every"):
+            if getattr(self, name):
+                raise ValueError(f"HF({name}={getattr(self, name)!r}): only shf.SHF has it")
+
+
+_ONLY_SHF = {"damping": "auto", "damping_rule": "held-out", "cg_worth": True, "preconditioner": "kronecker"}
+"""What is beyond the paper and does not fit the batch method."""
 
 
 @dataclass(frozen=True)
@@ -178,12 +201,18 @@ class _Checker:
         least: float | None = None,
         above: float | None = None,
         most: float | None = None,
+        below: float | None = None,
         or_else: str = "",
     ) -> None:
         value = getattr(self.settings, name)
         bounds = [
             f"{word} {bound:g}"
-            for word, bound in (("at least", least), ("greater than", above), ("at most", most))
+            for word, bound in (
+                ("at least", least),
+                ("greater than", above),
+                ("at most", most),
+                ("below", below),
+            )
             if bound is not None
         ]
         expected = "a number " + " and ".join(bounds) + (f", {or_else}" if or_else else "")
@@ -193,6 +222,7 @@ class _Checker:
             or (least is not None and value < least)
             or (above is not None and value <= above)
             or (most is not None and value > most)
+            or (below is not None and value >= below)
         ):
             self._fail(name, expected)
 

@@ -19,6 +19,7 @@ from shf.kronecker import Block, Factors, Inverse, find_blocks, invert
 from shf.lastsolution import OptimizerState
 from shf.layerfactors import Sums
 from shf.network import Network
+from shf.nonfinite import NonFiniteError
 from shf.ranks import Ranks
 
 _SHARE = 0.2
@@ -200,7 +201,7 @@ def _summed(
 
     total = ranks.whole(ranks.sum(part, like.new_empty(sum(sizes))), sum(sizes))
     if not all_finite(total):
-        raise ValueError("the factors of the Kronecker preconditioner are not finite at the present parameters")
+        raise NonFiniteError("the factors of the Kronecker preconditioner are not finite at the present parameters")
     pieces = list(total.split(sizes))
     pairs, positions = [], []
     for k, block in enumerate(blocks):

@@ -10,6 +10,7 @@ from shf.batching import Batch
 from shf.cg import geometric, relative_progress
 from shf.config import HFConfig
 from shf.exhaustion import Demand, explained_exhaustion
+from shf.extras import Extras
 from shf.layout import NO_ROWS, Layout
 from shf.losses import Reduction
 from shf.network import Network
@@ -51,7 +52,9 @@ class HF(SHF):
             (batch, layout), seed = own.data, self._adopt(meeting.seed)
             demand.separable = layout.separable
             problem = _BatchProblem(self, own.network, batches, batch, layout, meeting.shares, seed, ranks)
-            return self._iterate(problem, own.network, lambda: problem.buffers, ranks, batch)
+            solver = Solver(geometric(self.config.iterate_spacing), relative_progress(self.config.progress_tolerance))
+            plain = Extras(own.network, self.state, None, None, self.damping, 0.0, self._scalars["iteration"])
+            return self._iterate(problem, own.network, lambda: problem.buffers, ranks, batch, solver, plain)
 
     def _prepare_data(
         self, batches: Iterable[Any], curvature: tuple[Any, Any], ranks: Ranks, demand: Demand
@@ -70,10 +73,6 @@ class HF(SHF):
         demand.rows = max([batch.rows, *sizes])
         layout = self._find_layout(network, batch, self._scalars["seed"]) if batch.rows else NO_ROWS
         return self._participation(network, [sum(sizes), len(sizes), batch.rows], (batch, layout))
-
-    @property
-    def _solver(self) -> Solver:
-        return Solver(geometric(self.config.iterate_spacing), relative_progress(self.config.progress_tolerance))
 
 
 class _BatchProblem:

@@ -26,6 +26,7 @@ from shf.layerfactors import Sums, explained_gradient, layer_sums, sampled_diago
 from shf.layout import Layout, batch_statistics
 from shf.losses import Loss, LossExpansion, Reduction
 from shf.network import Network
+from shf.noise import half_difference
 from shf.nonfinite import NonFiniteError
 from shf.preconditioner import Preconditioner, gradient_and_diagonal, random_signs
 from shf.randomness import Draws, mix
@@ -53,6 +54,7 @@ class Settings:
     microbatch: int | None = None
     structural_damping: float = 0.0
     skip: bool = False
+    noise: bool = False
 
 
 PAPER = Settings()
@@ -195,7 +197,7 @@ class Objective:
     def _own_terms(self) -> Terms:
         wanted = self._settings.preconditioner
         if self._batch.rows == 0:
-            return no_terms(self._network, wanted)
+            return no_terms(self._network, wanted, noise=self._settings.noise)
         renew = self._renewal is not None and self._renewal.due
         both = self._share.within(self._rows) is None  # all rows here are curvature rows: one graph serves both
         J = self._make_jacobian(None, record=wanted.diagonal or renew, steady=both)
@@ -224,7 +226,8 @@ class Objective:
         if (weight := self._weight) != 1:
             value, gradient = weight * value, gradient.mul_(weight)
             diagonal = None if diagonal is None else diagonal.mul_(weight)
-        return Terms(value, gradient, diagonal, J.buffers)
+        noise = half_difference(J, [weight * u for u in L.gradient], gradient) if self._settings.noise else None
+        return Terms(value, gradient, diagonal, J.buffers, noise)
 
     def _own_factors(self, blocks: Sequence[Block], others: Sequence[int]) -> tuple[Sequence[Sums], dict[int, Tensor]]:
         """Sums of layers' inputs and root gradients over this process's rows, and diagonals of other parameters."""

@@ -1,21 +1,27 @@
 """SHF as a torch.optim.Optimizer: parameter groups, state, epochs. The only writer of parameters."""
 
 import copy
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from shf.autodamping import initial_damping
+from shf.averaging import swapped
 from shf.batching import Batch, Count, Select, count_rows, curvature_rows, select_rows
 from shf.config import Config
 from shf.decay import Decay
 from shf.diagnosis import diagnose, skipped_step
 from shf.exhaustion import explained_exhaustion
-from shf.factored import FactorMemory, Renewal, Schedule
+from shf.extras import Extras, make_extras, make_solver
+from shf.factored import FactorMemory
 from shf.groups import Parameters, check_decay, make_groups
 from shf.interruption import deferred_interrupts, no_interrupts
 from shf.lastsolution import LastSolution, whole_deltas
@@ -29,7 +35,7 @@ from shf.participation import Participation
 from shf.preconditioner import Preconditioner
 from shf.randomness import mix, preserved_global_state
 from shf.ranks import Ranks
-from shf.step import SHORT_RUNS, Problem, Solver, State, StepInfo, shf_step
+from shf.step import Problem, Solver, State, StepInfo, shf_step
 from shf.together import Communication, Connection
 from shf.unsupported import refuse_unsupported
 
@@ -110,7 +116,7 @@ class SHF(Optimizer):
         super().__init__(make_groups(self.model, params, weight_decay), {"weight_decay": weight_decay})
         seed = int(torch.randint(2**62, ()).item()) if seed is None else seed
         self.param_groups[0]["shf"] = {
-            "damping": float(self.config.damping),
+            "damping": math.nan if self.config.damping == "auto" else float(self.config.damping),
             "cg_decay": float(self.config.cg_decay),
             "update_scale": 1.0,
             "momentum": True,
@@ -128,7 +134,7 @@ class SHF(Optimizer):
 
     @property
     def damping(self) -> float:
-        """λ, the damping strength that the next step will use."""
+        """λ, the damping strength that the next step will use; nan where the first is yet to choose it."""
         return float(self._scalars["damping"])
 
     @property
@@ -174,21 +180,47 @@ class SHF(Optimizer):
             (share,), (batch, layout) = meeting.shares, own.data
             demand.rows, demand.separable = batch.rows, layout.separable
             strided = config.curvature_rows == "strided"
-            renewal = self._renewal(own.network, share.total)
-            objective = Objective(
+            seed = self._adopt(meeting.seed)
+            make = partial(
+                Objective,
                 own.network,
                 self.loss,
                 batch,
                 layout,
                 curvature_rows=curvature_rows(share.total, config.curvature_batch, self.epoch_index, strided=strided),
                 decay=self._decay(own.network),
-                seed=self._adopt(meeting.seed),
-                settings=self._settings,
+                seed=seed,
                 ranks=ranks,
                 share=share,
-                renewal=renewal,
             )
-            return self._iterate(objective, own.network, lambda: objective.buffers or {}, ranks, batch, renewal)
+            damping = self.damping
+            if math.isnan(damping):
+                plain = make(settings=replace(self._settings, preconditioner=Preconditioner.NONE))
+                try:
+                    damping = initial_damping(plain, own.network.theta(), seed, ranks)
+                except NonFiniteError as error:
+                    return self._pass_over(error, batch)
+                damping = min(max(damping, config.damping_min), config.damping_max)
+            extras = make_extras(
+                config, self._factors, own.network, self.state, self._scalars, damping, share.total, ranks
+            )
+            objective = make(settings=self._settings, renewal=extras.renewal)
+            solver = make_solver(config, share.total)
+            return self._iterate(objective, own.network, lambda: objective.buffers or {}, ranks, batch, solver, extras)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Inside, the parameters are the running average of the iterates (`averaging`); outside, they are as they were.
+
+        Example:
+            `with optimizer.averaged(): error = evaluate(model)`
+
+        Buffers, such as the statistics of BatchNorm, are not averaged.
+        """
+        if not self.config.averaging:
+            raise RuntimeError(f"{type(self).__name__}(averaging=0): no average is kept; give averaging=0.95, say")
+        with swapped(self.model.parameters(), self.state):
+            yield
 
     def next_epoch(self) -> None:
         """Begins the next epoch: γ ← min(1.01 γ, 0.99), β ← cβ, and the next curvature rows."""
@@ -303,26 +335,15 @@ class SHF(Optimizer):
     @property
     def _settings(self) -> Settings:
         c = self.config
+        noise = c.noise_every is not None and self._scalars["iteration"] % c.noise_every == 0
         return Settings(
             Preconditioner(c.preconditioner),
             c.preconditioner_exponent,
             c.microbatch,
             c.structural_damping,
             skip=c.nonfinite == "skip",
+            noise=noise,
         )
-
-    def _renewal(self, network: Network, rows: int) -> Renewal | None:
-        """The Kronecker preconditioner of this step, where that is what the user wants."""
-        c = self.config
-        if Preconditioner(c.preconditioner) is not Preconditioner.KRONECKER:
-            return None
-        share = 1.0 if c.curvature_batch is None else min(1.0, c.curvature_batch / rows)
-        schedule = Schedule(c.factor_average, c.factor_every, c.cg_iterations, share)
-        return Renewal(self._factors, network, self.state, self._scalars, self._scalars["iteration"], schedule)
-
-    @property
-    def _solver(self) -> Solver:
-        return SHORT_RUNS
 
     def _network(self) -> Network:
         """The parameters to train now, in the model's order."""
@@ -361,23 +382,22 @@ class SHF(Optimizer):
         buffers: Callable[[], Mapping[str, Tensor]],
         ranks: Ranks,
         batch: Batch,
-        renewal: Renewal | None = None,
+        solver: Solver,
+        extras: Extras,
     ) -> StepInfo:
         """A step on this process's part of the vectors, and the writes that follow it."""
         scalars, last, size = self._scalars, self._last_solution, sum(network.shapes.sizes)
         state = State(
             delta=last.read(network, self.state, ranks),
-            damping=self.damping,
+            damping=extras.damping,
             cg_decay=self.cg_decay,
             update_scale=self.update_scale,
         )
         theta = ranks.own(network.theta())
         try:
-            theta_next, after, info = shf_step(problem, theta, state, self.config, self._solver, ranks.dot)
+            theta_next, after, info = shf_step(problem, theta, state, self.config, solver, ranks.dot, extras.rule)
         except NonFiniteError as error:
-            if self.config.nonfinite != "skip":
-                raise
-            return self._skip(str(error), batch)
+            return self._pass_over(error, batch)
         theta_next = ranks.whole(theta_next, size)
         if info.accepted and self.config.max_norm is not None:
             theta_next = clip_norms_(theta_next.clone(), network.shapes, self.config.max_norm)
@@ -389,16 +409,19 @@ class SHF(Optimizer):
             "epoch_steps": scalars["epoch_steps"] + 1,
             "rejections": self._count_rejections(info, batch),
         }
-        with no_interrupts(), self._all_or_nothing(network, network.theta() if ranks.split else theta):
+        before = network.theta() if ranks.split else theta
+        with no_interrupts(), self._all_or_nothing(network, before):
             _assign_(network, theta_next)
             network.assign_buffers_(buffers())
             last.write(after.delta, network, self.state, ranks)
-            self.param_groups[0]["shf"] = scalars if renewal is None else {**scalars, **renewal.write()}
+            self.param_groups[0]["shf"] = {**scalars, **extras.write(before, theta_next, info)}
         return info
 
-    def _skip(self, why: str, batch: Batch) -> StepInfo:
-        """Passes over a batch that is not finite: the next step is as if it had not been there."""
-        info = skipped_step(self.damping, why)
+    def _pass_over(self, error: NonFiniteError, batch: Batch) -> StepInfo:
+        """A batch that is not finite: raises, or passes over it, and the next step is as if it had not been there."""
+        if self.config.nonfinite != "skip":
+            raise error
+        info = skipped_step(self.damping, str(error))
         self.param_groups[0]["shf"] = {**self._scalars, "rejections": self._count_rejections(info, batch)}
         return info
 

@@ -39,6 +39,12 @@ class RowAxis:
                 return tensor.movedim(self.axis + 1, 0)
         return tensor.movedim(self.axis, 0)
 
+    def factor(self, per_row: Tensor, ndim: int) -> Tensor:
+        """One number per row, shaped so that a tensor of this kind with `ndim` axes is multiplied row by row."""
+        if self.fold > 1:
+            per_row = per_row.repeat(self.fold) if self.minor else per_row.repeat_interleave(self.fold)
+        return per_row.view([-1 if axis == self.axis else 1 for axis in range(ndim)])
+
     def cat(self, parts: Sequence[Tensor]) -> Tensor:
         """Joins tensors of consecutive rows."""
         if self.fold == 1 or not self.minor:

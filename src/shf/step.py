@@ -56,6 +56,7 @@ class StepInfo:
         products: Gauss-Newton products.
         damping_bound: the floor or ceiling that λ stands at after this step; None if at neither.
         skipped: why the batch was passed over, in words (`nonfinite="skip"`); None if it was not.
+        gradient_noise: trace of the gradient's covariance over ‖∇f(θ)‖², where it was measured.
     """
 
     loss_before: float
@@ -74,15 +75,18 @@ class StepInfo:
     products: int
     damping_bound: DampingBound | None = None
     skipped: str | None = None
+    gradient_noise: float | None = None
 
 
 @dataclass(frozen=True)
 class Expansion:
-    """f(θ), ∇f(θ) and the preconditioner r ↦ P⁻¹r, all on the gradient batch. They are the step's to overwrite."""
+    """f(θ), ∇f(θ), the preconditioner r ↦ P⁻¹r and perhaps the gradient's noise, all on the gradient batch. They are the
+    step's to overwrite."""
 
     value: float
     gradient: Tensor
     precondition: LinearMap
+    noise: float | None = None
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,28 @@ SHORT_RUNS = Solver()
 """§4.1: always ζ iterations, all iterates kept."""
 
 
+Hear = Callable[[float, float, Tensor, Callable[[Tensor, float], float], Dot], float]
+"""λ for this step from (λ, f here, -∇f here, (d, rate) ↦ f(θ + rate·d), inner product), all on this step's batch."""
+
+
+def deaf(damping: float, value: float, downhill: Tensor, f: Callable[[Tensor, float], float], dot: Dot) -> float:
+    """λ is what the last step left."""
+    return damping
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How λ moves: what a step hears before it solves, and the values of ρ beyond which it is raised or lowered after."""
+
+    hear: Hear = deaf
+    low: float = 0.25
+    high: float = 0.75
+
+
+LEVENBERG_MARQUARDT = Rule()
+"""§4.2: by ρ on the batch of the step itself."""
+
+
 @torch.no_grad()
 def shf_step(
     problem: Problem,
@@ -131,6 +157,7 @@ def shf_step(
     config: Config,
     solver: Solver = SHORT_RUNS,
     dot: Dot = inner_product,
+    rule: Rule = LEVENBERG_MARQUARDT,
 ) -> tuple[Tensor, State, StepInfo]:
     """One iteration: θ, δ_{k-1} and λ in; θ, δ_k and λ out.
 
@@ -141,6 +168,7 @@ def shf_step(
         config: ζ, ξ, ω and the rest.
         solver: CG's rules.
         dot: the inner product of vectors such as θ, where each is but a part of a longer one.
+        rule: λ's.
     """
     lam, gamma, beta = state.damping, state.cg_decay, state.update_scale
     trials: list[float] = []
@@ -159,6 +187,7 @@ def shf_step(
     gradient_norm = math.sqrt(dot(downhill, downhill))
     if not (math.isfinite(f_old) and (math.isfinite(gradient_norm) or all_finite(downhill, dot))):
         raise NonFiniteError.of_sum(f_old, gradient_norm)
+    lam = min(max(rule.hear(lam, f_old, downhill, f, dot), config.damping_min), config.damping_max)
 
     # Solve (B + λI) δ = -∇f by CG(δ⁰, ∇f, P, ζ), products on X^c
     B = problem.curvature(lam)  # structural damping, where it is asked for, makes (B + λμS) + λI of it
@@ -195,7 +224,8 @@ def shf_step(
     # ρ < ¼ raises λ, ρ > ¾ lowers it; a trial that is not finite raises it, whatever ρ is
     trusted = failed_trials == 0 and cg.stop is not CGStop.NON_FINITE
     least, most = config.damping_min, config.damping_max
-    lam_next = adapt_damping(lam, rho if trusted else -math.inf, config.damping_factor, least=least, most=most)
+    seen = rho if trusted else -math.inf
+    lam_next = adapt_damping(lam, seen, config.damping_factor, low=rule.low, high=rule.high, least=least, most=most)
     info = StepInfo(
         loss_before=f_old,
         loss_after=rate.value if accepted else f_old,
@@ -212,6 +242,7 @@ def shf_step(
         gradients=1,
         products=cg.products,
         damping_bound=bound_reached(lam_next, least, most),
+        gradient_noise=here.noise,
     )
     after = replace(state, delta=cg.last if all_finite(cg.last, dot) else None, damping=lam_next)
     return theta_next if accepted else theta, after, info

@@ -17,19 +17,21 @@ from shf.step import Expansion
 
 @dataclass(frozen=True)
 class Terms:
-    """L, ∇L, the diagonal of P before damping (if there is one), and the buffers that the pass left."""
+    """L, ∇L, the diagonal of P before damping (if there is one), the buffers that the pass left, and what tells how noisy
+    ∇L is (if that is wanted)."""
 
     value: float
     gradient: Tensor
     diagonal: Tensor | None
     buffers: dict[str, Tensor]
+    noise: Tensor | None = None
 
 
-def no_terms(network: Network, preconditioner: Preconditioner) -> Terms:
+def no_terms(network: Network, preconditioner: Preconditioner, *, noise: bool = False) -> Terms:
     """The terms of a process without rows."""
     zeros = torch.zeros_like(network.theta())
     diagonal = zeros.clone() if preconditioner.diagonal else None
-    return Terms(0.0, zeros, diagonal, network.buffers())
+    return Terms(0.0, zeros, diagonal, network.buffers(), zeros.clone() if noise else None)
 
 
 def sum_terms(ranks: Ranks, compute: Callable[[], Terms], *, agree: bool = False) -> Terms:
@@ -58,7 +60,9 @@ def sum_terms(ranks: Ranks, compute: Callable[[], Terms], *, agree: bool = False
     gradient = ranks.sum(lambda: own.gradient, own.gradient)
     squares = own.diagonal
     diagonal = None if squares is None else ranks.sum(lambda: squares, squares)
-    return Terms(total, gradient, diagonal, ranks.common(own.buffers))
+    difference = own.noise
+    noise = None if difference is None else ranks.sum(lambda: difference, difference)
+    return Terms(total, gradient, diagonal, ranks.common(own.buffers), noise)
 
 
 def expand_terms(
@@ -68,7 +72,11 @@ def expand_terms(
     theta, own = [p.detach() for p in network.parameters], own_decay(decay, ranks)
     pieces = own.shapes.split(ranks.own(network.theta())) if ranks.split else theta
     precondition = solve_diagonal(terms.diagonal, damping, own, exponent)
-    return Expansion(terms.value + decay.penalty(theta), own.add_product_(terms.gradient, pieces), precondition)
+    gradient, noise = own.add_product_(terms.gradient, pieces), None
+    if terms.noise is not None:
+        size = ranks.dot(gradient, gradient)
+        noise = ranks.dot(terms.noise, terms.noise) / size if size > 0 else None
+    return Expansion(terms.value + decay.penalty(theta), gradient, precondition, noise)
 
 
 def own_decay(decay: Decay, ranks: Ranks) -> Decay:

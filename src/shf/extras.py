@@ -1,0 +1,95 @@
+"""What is beyond the paper, in one step: made from the settings, absent by default. See docs/fast.md."""
+
+import math
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from shf.averaging import update_average
+from shf.config import Config
+from shf.factored import FactorMemory, Renewal, Schedule
+from shf.heldout import HeldOut
+from shf.lastsolution import OptimizerState
+from shf.network import Network
+from shf.preconditioner import Preconditioner
+from shf.ranks import Ranks
+from shf.search import Backtracking
+from shf.step import LEVENBERG_MARQUARDT, SHORT_RUNS, Rule, Solver, StepInfo
+from shf.worth import not_worth, prices
+
+
+@dataclass(frozen=True)
+class Extras:
+    """The extras of one step.
+
+    Attributes:
+        network: with its present parameters.
+        state: the optimizer's.
+        renewal: the Kronecker preconditioner.
+        heldout: the rule that hears the next batch.
+        damping: λ to begin with.
+        averaging: what the running average of iterates keeps; 0 for none.
+        iteration: number of the step.
+    """
+
+    network: Network
+    state: OptimizerState
+    renewal: Renewal | None
+    heldout: HeldOut | None
+    damping: float
+    averaging: float
+    iteration: int
+
+    @property
+    def rule(self) -> Rule:
+        """λ's. Where unseen data judge, ρ on the batch itself says no more than whether the step failed."""
+        if self.heldout is None:
+            return LEVENBERG_MARQUARDT
+        return Rule(self.heldout, low=-sys.float_info.max, high=math.inf)
+
+    def write(self, before: Tensor, after: Tensor, info: StepInfo) -> dict[str, Any]:
+        """Puts what is to be remembered into the optimizer's state; the numbers are the caller's to keep."""
+        numbers: dict[str, Any] = {}
+        if self.renewal is not None:
+            numbers |= self.renewal.write()
+        if self.heldout is not None:
+            numbers |= self.heldout.write(after - before if info.accepted else None, info.loss_before - info.loss_after)
+        if self.averaging:
+            update_average(self.network, after, self.state, self.averaging, self.iteration)
+        return numbers
+
+
+def make_extras(
+    config: Config,
+    memory: FactorMemory,
+    network: Network,
+    state: OptimizerState,
+    scalars: dict[str, Any],
+    damping: float,
+    rows: int,
+    ranks: Ranks,
+) -> Extras:
+    """The extras that the settings ask for, at the optimizer's present state."""
+    iteration = scalars["iteration"]
+    renewal = heldout = None
+    if Preconditioner(config.preconditioner) is Preconditioner.KRONECKER:
+        share = curvature_share(config, rows)
+        schedule = Schedule(config.factor_average, config.factor_every, config.cg_iterations, share)
+        renewal = Renewal(memory, network, state, scalars, iteration, schedule)
+    if config.damping_rule == "held-out":
+        heldout = HeldOut(network, state, scalars, config.damping_factor, ranks)
+    return Extras(network, state, renewal, heldout, damping, config.averaging, iteration)
+
+
+def make_solver(config: Config, rows: int) -> Solver:
+    """CG's rules for short runs."""
+    if not config.cg_worth:
+        return SHORT_RUNS
+    compared = Backtracking(config.backtracking) is Backtracking.ALL
+    return Solver(stop=not_worth(*prices(curvature_share(config, rows), compared=compared)))
+
+
+def curvature_share(config: Config, rows: int) -> float:
+    return 1.0 if config.curvature_batch is None else min(1.0, config.curvature_batch / rows)

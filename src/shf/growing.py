@@ -1,0 +1,131 @@
+"""Batches that grow as gradients become noisy (Byrd, Chin, Nocedal & Wu, 2012). Beyond the paper; off by default.
+
+A batch S is large enough while tr Σ / |S| ≤ θ² ‖∇f_S‖²: the gradient's expected error is less than θ of its length. Where
+it is not, |S| = tr Σ / (θ² ‖∇f_S‖²) would be. Early on gradients are long and small batches do; late, noise dominates.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
+
+from shf.batching import select_rows
+from shf.randomness import mix
+from shf.step import StepInfo
+
+
+@dataclass(frozen=True)
+class BatchSize:
+    """The size of batches, and the test that lets it grow.
+
+    Attributes:
+        size: rows of a batch now.
+        largest: rows of a batch at most.
+        tolerance: θ, between 0 and 1.
+        fastest: the most by which one measurement may multiply the size.
+        needed: tr Σ / ‖∇f‖² in rows, averaged over measurements; None before the first.
+    """
+
+    size: int
+    largest: int
+    tolerance: float = 0.7
+    fastest: float = 1.5
+    needed: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.size <= self.largest:
+            raise ValueError(f"batch size {self.size}: must be at least 1 and at most {self.largest}, the largest")
+        if not 0 < self.tolerance < 1:
+            raise ValueError(f"tolerance={self.tolerance}: must be greater than 0 and below 1")
+
+    def hear(self, noise: float | None, rows: int) -> "BatchSize":
+        """After a step on `rows` rows whose gradient had this noise, tr Σ / (|S| ‖∇f_S‖²); None where none was measured.
+
+        The size never falls. A single measurement counts half: the one before it the other half.
+        """
+        if noise is None or not math.isfinite(noise):
+            return self
+        needed = noise * rows if self.needed is None else 0.5 * (self.needed + noise * rows)
+        wanted = min(needed / self.tolerance**2, self.fastest * self.size, self.largest)
+        return replace(self, size=max(self.size, math.floor(wanted)), needed=needed)
+
+
+class GrowingLoader:
+    """Shuffled batches of a dataset, of a size that grows when the steps made from them say so.
+
+    Each epoch is a new order of all rows, cut into batches of the size that holds when a batch is asked for; the last
+    one may be smaller. The order depends on seed and epoch alone.
+
+    Args:
+        data: a torch Dataset with a length, or tensors that have rows in common, such as (inputs, targets).
+        batch_size: rows of the first batch.
+        largest: rows of a batch at most; by default a quarter of all, so that an epoch still is several steps.
+        tolerance: θ of the test: smaller means larger batches.
+        seed: of the order.
+
+    Example:
+        >>> loader = GrowingLoader((torch.randn(1000, 4), torch.randint(3, (1000,))), batch_size=100)
+        >>> optimizer = shf.SHF(torch.nn.Linear(4, 3), torch.nn.CrossEntropyLoss(), noise_every=5)
+        >>> for inputs, targets in loader:
+        ...     loader.hear(optimizer.step(inputs, targets))
+    """
+
+    def __init__(
+        self,
+        data: Dataset[Any] | Sequence[Tensor],
+        batch_size: int,
+        *,
+        largest: int | None = None,
+        tolerance: float = 0.7,
+        seed: int = 0,
+    ) -> None:
+        self._tensors = tuple(data) if isinstance(data, list | tuple) else None
+        self._data = data
+        lengths = {len(t) for t in self._tensors} if self._tensors is not None else {len(data)}  # type: ignore[arg-type]
+        if len(lengths) != 1 or 0 in lengths:
+            raise ValueError(f"data of lengths {sorted(lengths)}: expected one length, at least 1")
+        self._rows = lengths.pop()
+        most = max(batch_size, self._rows // 4) if largest is None else largest
+        self._size = BatchSize(min(batch_size, self._rows), min(most, self._rows), tolerance)
+        self._seed = seed
+        self._epoch = 0
+        self._last = 0
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of the next batch."""
+        return self._size.size
+
+    def __len__(self) -> int:
+        """Batches of an epoch at the present size."""
+        return math.ceil(self._rows / self._size.size)
+
+    def __iter__(self) -> Iterator[Any]:
+        source = torch.Generator().manual_seed(mix(self._seed, self._epoch))
+        self._epoch += 1
+        order, begin = torch.randperm(self._rows, generator=source), 0
+        while begin < self._rows:
+            rows = order[begin : begin + self._size.size]
+            begin, self._last = begin + len(rows), len(rows)
+            yield self._take(rows)
+
+    def hear(self, info: StepInfo) -> None:
+        """Takes notice of what a step on the last batch found; its optimizer measures with `noise_every`."""
+        self._size = self._size.hear(info.gradient_noise, self._last)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next epoch begins with."""
+        return {"epoch": self._epoch, "size": self._size.size, "needed": self._size.needed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._epoch = int(state["epoch"])
+        self._size = replace(self._size, size=int(state["size"]), needed=state["needed"])
+
+    def _take(self, rows: Tensor) -> Any:
+        if self._tensors is not None:
+            return tuple(select_rows(t, rows) for t in self._tensors)
+        return default_collate([self._data[int(i)] for i in rows])

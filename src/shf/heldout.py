@@ -1,0 +1,137 @@
+"""A rule for λ that hears unseen data: what the next batch says of the last step. Beyond the paper; off by default.
+
+On the batch that made a step, ρ is near 1 long after the step has begun to fit the batch's noise, and λ sinks until training
+diverges. The next batch has not been seen. On it, with the same masks before and after,
+
+    Δ = f(θ) - f(θ - s)   the step's change of the objective: one forward pass, f(θ) comes with the gradient anyway
+    e = ∇f(θ)'s           the slope at the step's end: an inner product
+    b = 2Δ - e            the slope at its beginning, if f is quadratic along s.
+
+    q = Δ / b
+
+is 1 for a step so short that f is linear along it, ½ where the step ends at the minimum along itself, 0 where it gained
+nothing. A slope on unseen data in the denominator, instead of the promise of the batch that made the step, is what gives λ a
+balance: however noisy the batches, q tends to 1 as λ grows, so λ cannot rise without bound.
+
+Single verdicts are noisy. Δ and b, in units of what the step gained on its own batch, are averaged over recent steps, and λ
+moves only where the averages say so by more than their own standard error; the further from the balance, the faster.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, fields
+from typing import Any
+
+from torch import Tensor
+
+from shf.cg import Dot
+from shf.flat import all_finite
+from shf.lastsolution import OptimizerState
+from shf.network import Network
+from shf.ranks import Ranks
+
+LOW, HIGH = 0.15, 0.4
+"""q below LOW raises λ, above HIGH lowers it."""
+_MEMORY = 0.85
+"""What a step keeps of the averages: about a dozen steps count."""
+_ENOUGH = 1 + _MEMORY + _MEMORY**2 - 1e-9
+"""The weight of the averages after three steps: fewer say nothing of their own noise."""
+_FASTEST = 4.0
+"""The most powers of the damping factor that λ moves in a step."""
+_PREFIX, _UNIT, _ENTRY = "heldout_", "heldout_unit", "moved"
+
+
+@dataclass(frozen=True)
+class Averages:
+    """Running sums of what unseen batches said: Δ, b and their products, and the sum of weights that belongs to them."""
+
+    weight: float = 0.0
+    change: float = 0.0
+    slope: float = 0.0
+    change_squared: float = 0.0
+    change_slope: float = 0.0
+    slope_squared: float = 0.0
+
+    def hear(self, change: float, slope: float) -> "Averages":
+        new = (1.0, change, slope, change * change, change * slope, slope * slope)
+        return Averages(*(_MEMORY * old + value for old, value in zip(astuple(self), new, strict=True)))
+
+    @property
+    def quotient(self) -> float:
+        """q of the averages; -∞ where the steps were uphill from the start."""
+        return self.change / self.slope if self.slope < 0 else -math.inf
+
+    def beyond(self, threshold: float) -> float:
+        """Mean of Δ - threshold·b in units of its standard error: positive where q is below the threshold."""
+        mean = (self.change - threshold * self.slope) / self.weight
+        square = self.change_squared - 2 * threshold * self.change_slope + threshold**2 * self.slope_squared
+        # (Σw)² / Σw²: how many equally weighted ones they are worth; 1 - (1 - m) Σw is mⁿ after n of them
+        count = self.weight * (1 + _MEMORY) / (2 - (1 - _MEMORY) * self.weight)
+        variance = max(square / self.weight - mean * mean, 0.0) / max(count - 1, 0.25)
+        return mean / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, mean) if mean else 0.0
+
+
+def powers(averages: Averages, low: float = LOW, high: float = HIGH) -> float:
+    """How many powers of the damping factor λ is to move: negative to raise it, 0 within the balance or the noise."""
+    q = averages.quotient
+    if averages.weight < _ENOUGH:
+        return 0.0
+    if q < low and averages.beyond(low) > 1:
+        return -_pace((low - q) / 0.5)
+    if q > high and averages.beyond(high) < -1:
+        return _pace((q - high) / (0.9 - high))
+    return 0.0
+
+
+def _pace(distance: float) -> float:
+    """1 near the balance, up to the fastest far off."""
+    return 1.0 + (_FASTEST - 1.0) * min(max(distance, 0.0), 1.0)
+
+
+class HeldOut:
+    """The rule in one step: hears this batch's verdict on the last step, and remembers this one's move.
+
+    Args:
+        network: with its present parameters.
+        state: the optimizer's, where the last move lies, parameter by parameter.
+        scalars: the optimizer's numbers, the averages among them.
+        factor: λ moves by powers of this.
+        ranks: the processes of the step.
+    """
+
+    def __init__(
+        self, network: Network, state: OptimizerState, scalars: dict[str, Any], factor: float, ranks: Ranks
+    ) -> None:
+        self.averages = Averages(*(scalars.get(_PREFIX + field.name, 0.0) for field in fields(Averages)))
+        self._unit = float(scalars.get(_UNIT, 0.0))
+        self._network = network
+        self._state = state
+        self._factor = factor
+        self._ranks = ranks
+
+    def __call__(
+        self, damping: float, value: float, downhill: Tensor, f: Callable[[Tensor, float], float], dot: Dot
+    ) -> float:
+        """λ for this step, from f here, -∇f here, and f elsewhere on the same batch."""
+        pieces = [self._state.get(p, {}).get(_ENTRY) for p in self._network.parameters]
+        if any(piece is None for piece in pieces) or self._unit <= 0:
+            return damping
+        step = self._ranks.own(self._network.shapes.flatten(pieces, self._network.parameters[0]))
+        change = value - f(step, -1.0)
+        slope = 2 * change + dot(downhill, step)
+        if not (math.isfinite(change) and math.isfinite(slope)):
+            return damping
+        self.averages = self.averages.hear(change / self._unit, slope / self._unit)
+        return damping * math.pow(self._factor, powers(self.averages))
+
+    def write(self, move: Tensor | None, gain: float) -> dict[str, float]:
+        """Puts the move of this step (None where there was none) into the state; the averages, and what the step gained on
+        its own batch, are the caller's to keep."""
+        known = move is not None and all_finite(move)
+        pieces = (
+            self._network.shapes.split(move) if move is not None and known else [None] * len(self._network.parameters)
+        )
+        for p, piece in zip(self._network.parameters, pieces, strict=True):
+            others = {name: value for name, value in self._state.get(p, {}).items() if name != _ENTRY}
+            self._state[p] = others if piece is None else {**others, _ENTRY: piece}
+        return {_UNIT: gain, **{_PREFIX + f.name: getattr(self.averages, f.name) for f in fields(Averages)}}

@@ -1,0 +1,70 @@
+"""The running average of the iterates: what it is, and that the parameters come back whatever happens."""
+
+import pytest
+import torch
+from torch import nn
+
+import shf
+from helpers import assert_close, identical, labelled, mlp, snapshot, theta
+
+CE = nn.CrossEntropyLoss()
+
+
+def trained(steps=5, **options):
+    torch.manual_seed(0)
+    optimizer = shf.SHF(mlp(), CE, **{"averaging": 0.7, "seed": 1, **options})
+    iterates = []
+    for k in range(steps):
+        optimizer.step(*labelled(seed=k))
+        iterates.append(theta(optimizer.model))
+    return optimizer, iterates
+
+
+def test_it_is_the_weighted_mean_of_the_iterates():
+    optimizer, iterates = trained(25)
+    expected = iterates[0]
+    for k, iterate in enumerate(iterates[1:], start=1):
+        keep = min(0.7, (k + 1) / (k + 10))
+        expected = keep * expected + (1 - keep) * iterate
+    with optimizer.averaged():
+        assert_close(theta(optimizer.model), expected)
+
+
+def test_the_parameters_come_back_also_after_an_error():
+    optimizer, iterates = trained()
+    before = snapshot(optimizer)
+    with optimizer.averaged():
+        assert not torch.equal(theta(optimizer.model), iterates[-1])
+    assert identical(snapshot(optimizer), before)
+    with pytest.raises(KeyError), optimizer.averaged():
+        raise KeyError
+    assert identical(snapshot(optimizer), before)
+
+
+def test_training_is_the_same_with_and_without():
+    assert torch.equal(trained()[1][-1], trained(averaging=0.0)[1][-1])
+
+
+def test_before_the_first_step_the_average_is_the_parameters():
+    optimizer = shf.SHF(mlp(), CE, averaging=0.9)
+    start = theta(optimizer.model)
+    with optimizer.averaged():
+        assert torch.equal(theta(optimizer.model), start)
+
+
+def test_where_none_is_kept_it_says_so():
+    optimizer, _ = trained(1, averaging=0.0)
+    with pytest.raises(RuntimeError, match="averaging=0"), optimizer.averaged():
+        pass
+
+
+def test_parameters_that_join_later_have_an_average_from_then_on():
+    model = mlp()
+    model[0].weight.requires_grad_(False)
+    optimizer = shf.SHF(model, CE, averaging=0.9)
+    optimizer.step(*labelled())
+    model[0].weight.requires_grad_(True)
+    optimizer.step(*labelled())
+    with optimizer.averaged():
+        inside = model[0].weight.detach().clone()
+    assert torch.equal(inside, model[0].weight)

@@ -1,0 +1,142 @@
+"""The gradient's noise, and batches that grow with it."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import shf
+from helpers import labelled, mlp, normalised, valued
+from shf.growing import BatchSize
+
+CE = nn.CrossEntropyLoss()
+
+# --- the noise ----------------------------------------------------------------------------------------------------------
+
+
+def noise(model, data, loss=CE, **options):
+    torch.manual_seed(0)
+    return shf.SHF(model, loss, noise_every=1, seed=1, **options).step(*data).gradient_noise
+
+
+@pytest.mark.parametrize("rows", [12, 13])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("microbatch", [None, 5])
+def test_it_is_the_difference_of_two_halves(rows, reduction, microbatch):
+    torch.manual_seed(0)
+    model, (inputs, targets) = mlp(), labelled(rows)
+    loss, first = nn.CrossEntropyLoss(reduction="sum"), rows // 2
+    parts = []
+    for part in (slice(0, first), slice(first, rows)):
+        gradients = torch.autograd.grad(loss(model(inputs[part]), targets[part]), list(model.parameters()))
+        parts.append(torch.cat([g.reshape(-1) for g in gradients]))
+    a = ((rows - first) / first) ** 0.5
+    expected = (a * parts[0] - parts[1] / a).square().sum() / (parts[0] + parts[1]).square().sum()
+    found = noise(model, (inputs, targets), nn.CrossEntropyLoss(reduction=reduction), microbatch=microbatch)
+    assert found == pytest.approx(expected.item(), rel=1e-9)
+
+
+def test_on_average_it_is_the_trace_of_the_covariance():
+    """Against single cases' gradients, as Byrd et al. have it."""
+    torch.manual_seed(0)
+    model, found, exact = nn.Linear(4, 3).double(), [], []
+    for seed in range(80):
+        inputs, targets = valued(20, seed=seed)
+        cases = []
+        for x, t in zip(inputs, targets, strict=True):
+            gradients = torch.autograd.grad(nn.functional.mse_loss(model(x), t), list(model.parameters()))
+            cases.append(torch.cat([g.reshape(-1) for g in gradients]))
+        stack = torch.stack(cases)
+        exact.append((stack.var(0).sum() / 20).item())
+        state = {name: value.clone() for name, value in model.state_dict().items()}
+        found.append(noise(model, (inputs, targets), nn.MSELoss()) * stack.mean(0).square().sum().item())
+        model.load_state_dict(state)
+    assert sum(found) / 80 == pytest.approx(sum(exact) / 80, rel=0.25)
+
+
+def test_it_is_measured_when_asked_for():
+    optimizer = shf.SHF(mlp(), CE, noise_every=3)
+    assert [optimizer.step(*labelled()).gradient_noise is not None for _ in range(5)] == [
+        True,
+        False,
+        False,
+        True,
+        False,
+    ]
+    assert shf.SHF(mlp(), CE).step(*labelled()).gradient_noise is None
+
+
+def test_a_model_with_batch_statistics_and_a_single_row():
+    assert noise(normalised(), labelled()) > 0
+    assert noise(mlp(), labelled(1)) == 0
+
+
+# --- the size -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_size_grows_when_the_test_fails():
+    size = BatchSize(100, 10_000, tolerance=0.5)
+    assert size.hear(0.2, 100).size == 100  # 0.2 ≤ θ² = 0.25
+    assert size.hear(0.3, 100).size == 120  # tr Σ / (θ² ‖g‖²)
+    assert size.hear(5.0, 100).size == 150  # not more than half as much again at once
+    assert size.hear(None, 100) == size
+    assert size.hear(float("nan"), 100) == size
+
+
+def test_the_size_never_falls_and_has_a_largest():
+    size = BatchSize(100, 200, tolerance=0.5)
+    for noise_now in (5.0, 5.0, 5.0, 0.0, 0.0, 0.0):
+        before, size = size, size.hear(noise_now, size.size)
+        assert before.size <= size.size <= 200
+    assert size.size == 200
+
+
+@pytest.mark.parametrize(("size", "largest", "tolerance"), [(0, 10, 0.5), (11, 10, 0.5), (5, 10, 0.0), (5, 10, 1.0)])
+def test_what_is_out_of_range_is_refused(size, largest, tolerance):
+    with pytest.raises(ValueError, match="must be"):
+        BatchSize(size, largest, tolerance)
+
+
+# --- the loader ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("as_dataset", [False, True])
+def test_every_epoch_has_every_row_once_in_a_new_order(as_dataset):
+    rows = torch.arange(50)
+    data = TensorDataset(rows, rows) if as_dataset else (rows, rows)
+    loader = shf.GrowingLoader(data, 12)
+    epochs = [[batch for batch, _ in loader] for _ in range(2)]
+    assert [len(batch) for batch in epochs[0]] == [12, 12, 12, 12, 2]
+    assert len(loader) == 5
+    orders = [torch.cat(epoch) for epoch in epochs]
+    assert all(torch.equal(order.sort().values, rows) for order in orders)
+    assert not torch.equal(*orders)
+
+
+def test_batches_grow_within_an_epoch_as_the_steps_say():
+    torch.manual_seed(0)
+    inputs = torch.randn(400, 4, dtype=torch.float64)
+    loader = shf.GrowingLoader((inputs, torch.randn(400, 3, dtype=torch.float64)), 10, largest=80)
+    optimizer = shf.SHF(nn.Linear(4, 3).double(), nn.MSELoss(), noise_every=1)
+    sizes = []
+    for _ in range(3):
+        for batch, targets in optimizer.epoch(loader):
+            sizes.append(len(batch))
+            loader.hear(optimizer.step(batch, targets))
+    assert sizes[0] == 10
+    assert max(sizes) == loader.batch_size == 80  # targets are noise: no batch is large enough
+
+
+def test_a_loader_continues_where_it_was():
+    rows = torch.arange(40)
+    first = shf.GrowingLoader((rows, rows), 10, seed=3)
+    list(first)
+    second = shf.GrowingLoader((rows, rows), 10, seed=3)
+    second.load_state_dict(first.state_dict())
+    assert all(torch.equal(a, b) for (a, _), (b, _) in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("data", [(torch.arange(3), torch.arange(4)), (torch.empty(0),)])
+def test_data_without_a_common_length_are_refused(data):
+    with pytest.raises(ValueError, match="expected one length"):
+        shf.GrowingLoader(data, 1)

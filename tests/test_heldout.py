@@ -1,0 +1,227 @@
+"""The rule that hears the next batch, and the initial λ: on hand-made numbers, on quadratics, and in steps."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import shf
+from helpers import assert_close, identical, labelled, mlp, theta, valued
+from shf.heldout import HIGH, LOW, Averages, powers
+from shf.search import Rate
+
+CE = nn.CrossEntropyLoss()
+
+
+def heard(*verdicts):
+    averages = Averages()
+    for change, slope in verdicts:
+        averages = averages.hear(change, slope)
+    return averages
+
+
+# --- the rule, in numbers -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("q", "direction"),
+    [(0.9, 1), (0.6, 1), (HIGH + 0.01, 1), (HIGH - 0.01, 0), (LOW + 0.01, 0), (LOW - 0.01, -1), (0.0, -1), (-2.0, -1)],
+)
+def test_agreeing_verdicts_move_lambda_outside_of_the_balance(q, direction):
+    found = powers(heard(*[(-q, -1.0)] * 5))
+    assert math.copysign(1, found) * (found != 0) == direction
+
+
+def test_the_further_off_the_faster():
+    paces = [powers(heard(*[(-q, -1.0)] * 5)) for q in (0.45, 0.6, 0.8, 0.9, 1.0)]
+    assert paces == sorted(paces)
+    assert 1 <= paces[0] < 1.5
+    assert paces[-1] == 4
+    assert powers(heard(*[(5.0, -1.0)] * 5)) == -4
+
+
+def test_steps_that_were_uphill_from_the_start_raise_lambda():
+    assert powers(heard(*[(1.0, 1.0)] * 5)) == -4
+
+
+def test_fewer_than_three_verdicts_say_nothing():
+    assert powers(heard(*[(-1.0, -1.0)] * 2)) == 0
+    assert powers(heard(*[(-1.0, -1.0)] * 3)) > 0
+
+
+def test_noise_around_the_threshold_does_not_move_lambda():
+    """A mean below the threshold, but by less than its own error."""
+    noisy = [(1.0, -1.0), (-1.0, -1.0), (1.1, -1.0), (-1.2, -1.0)] * 3
+    averages = heard(*noisy)
+    assert averages.quotient < LOW
+    assert powers(averages) == 0
+    assert powers(heard(*[(0.05, -1.0), (0.06, -1.0)] * 6)) < 0
+
+
+def test_the_standard_error_is_that_of_weighted_means():
+    torch.manual_seed(0)
+    values = torch.randn(300, 40).double() + 1
+    statistics = [heard(*[(v, 0.0) for v in row.tolist()]).beyond(0.0) for row in values]
+    means = [heard(*[(v, 0.0) for v in row.tolist()]) for row in values]
+    spread = torch.tensor([a.change / a.weight for a in means]).std().item()
+    typical = torch.tensor([a.change / a.weight / t for a, t in zip(means, statistics, strict=True)]).median().item()
+    assert typical == pytest.approx(spread, rel=0.2)
+
+
+# --- on a quadratic -----------------------------------------------------------------------------------------------------
+
+
+def averages_of(optimizer):
+    scalars = optimizer.param_groups[0]["shf"]
+    return Averages(**{name: scalars[f"heldout_{name}"] for name in Averages.__dataclass_fields__})
+
+
+def regression(**options):
+    torch.manual_seed(0)
+    settings = {"damping_rule": "held-out", "preconditioner": None, "cg_decay": 0.0, "seed": 1, **options}
+    return shf.SHF(nn.Linear(4, 3).double(), nn.MSELoss(), **settings)
+
+
+@pytest.mark.parametrize(("damping", "expected"), [(1e-9, 0.5), (1e6, 1.0)])
+def test_a_newton_step_is_one_half_and_a_tiny_one_is_one(damping, expected):
+    """On the same batch, where f is quadratic: q = ½ at the minimum along the step, 1 where f is linear along it."""
+    optimizer = regression(damping=damping, cg_iterations=20, damping_factor=1.0)
+    for _ in range(2):
+        optimizer.step(*valued())
+    assert averages_of(optimizer).quotient == pytest.approx(expected, abs=1e-3)
+
+
+def test_the_verdict_is_about_the_next_batch():
+    optimizer = regression(damping=1e-9, cg_iterations=20, damping_factor=1.0)
+    first, second = valued(seed=0), valued(seed=1)
+    loss = nn.MSELoss()
+    before = loss(optimizer.model(second[0]), second[1]).item()
+    info = optimizer.step(*first)
+    after = loss(optimizer.model(second[0]), second[1]).item()
+    optimizer.step(*second)
+    assert averages_of(optimizer).change == pytest.approx((after - before) / (info.loss_before - info.loss_after))
+
+
+def test_a_rejected_step_is_not_judged(monkeypatch):
+    optimizer = regression()
+    optimizer.step(*valued())
+    assert all("moved" in entry for entry in optimizer.state.values())
+    with monkeypatch.context() as patch:
+        patch.setattr("shf.step.line_search", lambda *args, **kwargs: Rate(0.0, args[1]))
+        assert not optimizer.step(*valued()).accepted
+    assert not any("moved" in entry for entry in optimizer.state.values())
+    before = averages_of(optimizer)
+    optimizer.step(*valued())
+    assert averages_of(optimizer) == before
+
+
+# --- in training --------------------------------------------------------------------------------------------------------
+
+
+def noisy_run(rule, steps=100):
+    """Batches of six rows of a regression that is mostly noise: every batch can be fitted, none helps the next."""
+    torch.manual_seed(0)
+    optimizer = shf.SHF(
+        nn.Linear(4, 3).double(),
+        nn.MSELoss(),
+        damping=1e-3,
+        damping_factor=0.9,
+        damping_rule=rule,
+        cg_iterations=5,
+        seed=1,
+    )
+    lambdas = [optimizer.step(*valued(6, seed=k)).damping for k in range(steps)]
+    inputs, targets = valued(500, seed=10**6)
+    return lambdas, nn.functional.mse_loss(optimizer.model(inputs), targets).item()
+
+
+def test_lambda_finds_a_balance_where_the_batch_itself_would_let_it_sink():
+    batch, batch_error = noisy_run("batch")
+    held, held_error = noisy_run("held-out")
+    assert batch[-1] < 1e-3 < held[0] * 1.01
+    assert held[-1] > 0.05
+    assert held_error < batch_error
+    late = held[50:]
+    assert max(late) < 1e3  # it does not rise without bound, though held-out gains are nothing but noise
+    assert max(late) / min(late) < 1e3
+
+
+def test_nothing_is_remembered_where_the_batch_is_the_judge():
+    optimizer = shf.SHF(mlp(), CE)
+    optimizer.step(*labelled())
+    assert all(set(entry) == {"delta"} for entry in optimizer.state.values())
+    assert not [name for name in optimizer.param_groups[0]["shf"] if name.startswith("heldout")]
+
+
+def test_hearing_costs_one_evaluation():
+    counts = {}
+    for rule in ("batch", "held-out"):
+        optimizer = shf.SHF(mlp(), CE, damping_rule=rule, seed=1)
+        counts[rule] = [optimizer.step(*labelled(seed=k)).evaluations for k in range(3)]
+    assert [h - b for h, b in zip(counts["held-out"], counts["batch"], strict=True)] == [0, 1, 1]
+
+
+@pytest.mark.parametrize("options", [{}, {"max_norm": 0.5}, {"damping": "auto"}, {"averaging": 0.9}])
+def test_a_resumed_run_is_the_same_bit_by_bit(options):
+    def make():
+        torch.manual_seed(0)
+        settings = {"damping_rule": "held-out", "damping_factor": 0.9, "seed": 3, **options}
+        return shf.SHF(mlp(dropout=0.3), CE, **settings)
+
+    def run(optimizer, begin, end):
+        for k in range(begin, end):
+            optimizer.step(*labelled(seed=k))
+        return optimizer
+
+    whole, first, second = run(make(), 0, 7), run(make(), 0, 4), make()
+    second.model.load_state_dict(first.model.state_dict())
+    second.load_state_dict(first.state_dict())
+    run(second, 4, 7)
+    assert identical(second.state_dict(), whole.state_dict())
+    assert torch.equal(theta(second.model), theta(whole.model))
+
+
+# --- the initial λ ------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_damping_is_ten_mean_eigenvalues():
+    model, (inputs, targets) = mlp(), labelled()
+    product = shf.gauss_newton_product(model, CE, inputs, targets)
+    n = len(theta(model))
+    trace = sum(product(e)[i].item() for i, e in enumerate(torch.eye(n, dtype=torch.float64)))
+    found = []
+    for seed in range(60):
+        torch.manual_seed(0)
+        found.append(shf.SHF(mlp(), CE, damping="auto", seed=seed).step(inputs, targets).damping)
+    mean = sum(found) / len(found)
+    assert mean == pytest.approx(10 * trace / n, rel=0.2)
+
+
+def test_the_scale_of_the_loss_does_not_matter():
+    """f and 1000 f have the same steps when λ is found by itself."""
+    ends = []
+    for scale in (1.0, 1000.0):
+        torch.manual_seed(0)
+        model = mlp()
+        optimizer = shf.SHF(model, lambda z, t, s=scale: s * CE(z, t), damping="auto", preconditioner=None, seed=1)
+        for k in range(4):
+            optimizer.step(*labelled(seed=k))
+        ends.append(theta(model))
+    assert_close(*ends, 1e-8)
+
+
+def test_before_the_first_step_there_is_no_damping_yet():
+    optimizer = shf.SHF(mlp(), CE, damping="auto")
+    assert math.isnan(optimizer.damping)
+    optimizer.step(*labelled())
+    assert optimizer.damping > 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"damping": "auto"}, {"damping_rule": "held-out"}, {"cg_worth": True}, {"averaging": 0.9}, {"noise_every": 3}],
+)
+def test_the_batch_method_refuses_it(options):
+    with pytest.raises(ValueError, match=r"only shf\.SHF has it"):
+        shf.HF(mlp(), CE, **options)
