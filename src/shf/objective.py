@@ -42,11 +42,12 @@ class Settings:
     """What an objective needs to know besides model, loss and data.
 
     Attributes:
-        preconditioner: which diagonal.
+        preconditioner: which.
         exponent: [ξ].
         microbatch: the most rows in memory at once.
         structural_damping: [μ].
         skip: whether all processes are to agree on a batch that is not finite, so as to pass over it together.
+        noise: whether the gradient's noise is to be measured.
     """
 
     preconditioner: Preconditioner = Preconditioner.EMPIRICAL_FISHER
