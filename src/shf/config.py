@@ -269,3 +269,16 @@ class presets:  # noqa: N801 - used as a namespace: shf.presets.classifier
     """§5.2, CURVES: gradient and curvature batches of 2000 rows. λ = 10 belongs to a loss that is summed over outputs and
     averaged over cases, `shf.losses.per_case(...)`: torch's mean over all elements is hundreds of times smaller, and there
     this damping would freeze the network."""
+
+    fast: Mapping[str, Any] = MappingProxyType(
+        {
+            "damping": "auto",
+            "damping_factor": 0.9,
+            "damping_rule": "held-out",
+            "cg_iterations": 3,
+            "preconditioner": "kronecker",
+            "averaging": 0.9,
+        }
+    )
+    """Beyond the paper (docs/fast.md): nothing in it belongs to the scale of a loss. Evaluate within
+    `optimizer.averaged()`."""

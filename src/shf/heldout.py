@@ -30,7 +30,7 @@ from shf.lastsolution import OptimizerState
 from shf.network import Network
 from shf.ranks import Ranks
 
-LOW, HIGH = 0.15, 0.4
+LOW, HIGH = 0.05, 0.25
 """q below LOW raises λ, above HIGH lowers it."""
 _MEMORY = 0.85
 """What a step keeps of the averages: about a dozen steps count."""

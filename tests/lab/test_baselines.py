@@ -170,7 +170,7 @@ class TestRegistry:
         assert METHODS["dropout-sgd-all"].dropout == "all"
         assert METHODS["dropout-sgd-last"].dropout == "last"
         assert {name for name, spec in METHODS.items() if spec.reads_batches} == {"hf", "ksd", "lbfgs"}
-        assert {name for name, spec in METHODS.items() if not spec.grid} == {"shf", "hf", "ksd", "lbfgs"}
+        assert {name for name, spec in METHODS.items() if not spec.grid} == {"shf", "fast", "hf", "ksd", "lbfgs"}
 
 
 class TestObjective:

@@ -228,6 +228,7 @@ def run(
     untuned: Annotated[bool, typer.Option("--untuned", help="Ignore the file of tuned settings.")] = False,
     rows_every: Annotated[int, typer.Option(min=1, help="Record every so many iterations; epochs always.")] = 1,
     threads: Annotated[int | None, typer.Option(min=1, help="Of torch; by default its own choice.")] = None,
+    clock: Annotated[str, typer.Option(help="Count seconds of the wall, or of the processor.")] = "wall",
     tensorboard: Tensorboard = False,
     checkpoint_seconds: CheckpointSeconds = 60.0,
     data_dir: DataDir = None,
@@ -253,6 +254,7 @@ def run(
         rows_every=rows_every,
         threads=threads,
         untuned=untuned,
+        clock=clock,
     )
     with crew.joined() as team:
         if team.follows:

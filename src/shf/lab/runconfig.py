@@ -13,6 +13,8 @@ from typing import Any
 from shf.lab.experiments import Experiment, ExperimentError
 
 _BUDGET = ("epochs", "minutes")
+_HOW = ("threads", "tuning", "clock")
+CLOCKS = ("wall", "processor")
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class RunConfig:
     `batch` is the number of rows of a step (0: all). One of `epochs` and `minutes` limits the run, or both; minutes are
     minutes of training: evaluation and checkpoints are not counted, so that methods compare in equal time.
     `options` are the words given by ``--set``, kept for the command that repeats the run; `tuning` says where tuned
-    settings come from.
+    settings come from. `clock` says what a second is: of the wall, or of the processor, for machines that others use too.
     """
 
     experiment: Experiment
@@ -47,8 +49,11 @@ class RunConfig:
     options: tuple[str, ...] = ()
     tuning: Mapping[str, Any] = field(default_factory=dict)
     threads: int = 1
+    clock: str = "wall"
 
     def __post_init__(self) -> None:
+        if self.clock not in CLOCKS:
+            raise ExperimentError(f"clock={self.clock!r}: must be one of {', '.join(CLOCKS)}")
         if self.epochs is None and self.minutes is None:
             raise ExperimentError("a run needs a limit: epochs, minutes or both")
         if self.epochs is not None and self.epochs < 1:
@@ -77,7 +82,7 @@ class RunConfig:
 
     def fingerprint(self) -> str:
         """SHA-256 of everything but the budget: a checkpoint continues a run only if they agree in it."""
-        decisive = {key: value for key, value in self.to_json().items() if key not in (*_BUDGET, "threads", "tuning")}
+        decisive = {key: value for key, value in self.to_json().items() if key not in (*_BUDGET, *_HOW)}
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
     def command(self) -> str:
@@ -90,6 +95,8 @@ class RunConfig:
         words += ["--seed", str(self.seed)]
         if self.experiment.data == "usps":
             words += ["--split", str(self.split)]
+        if self.clock != "wall":
+            words += ["--clock", self.clock]
         if self.pretraining is not None:
             words += ["--pretrain", self.pretraining.method, "--pretrain-epochs", str(self.pretraining.epochs)]
         for option in self.options:

@@ -189,7 +189,8 @@ def _end_epoch(training: Training, recorder: Recorder, observer: Observer) -> No
     row = training.end_epoch()
     recorder.row(row)
     if training.improves(row):
-        recorder.best({"model": training.problem.model.state_dict(), "epoch": row["epoch"]})
+        with training.evaluated():
+            recorder.best({"model": training.problem.model.state_dict(), "epoch": row["epoch"]})
     observer.epoch(row, budget.progress(training))
 
 
@@ -206,7 +207,8 @@ def _finish(training: Training, recorder: Recorder, directory: Path, observer: O
         recorder.row(row)
         observer.epoch(row, budget.progress(training))
     summary = training.summary()
-    samples = training.problem.samples() if status is Status.FINISHED else {}
+    with training.evaluated():
+        samples = training.problem.samples() if status is Status.FINISHED else {}
     saved = recorder.finish(status if kept else Status.INTERRUPTED, summary, samples) and kept
     result = RunResult(status, directory, training.config, summary, tuple(recorder.warnings), saved)
     observer.finished(result)

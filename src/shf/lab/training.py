@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -31,7 +32,8 @@ _SUM = frozenset({"gradients", "evaluations", "products", "skipped"})
 
 @dataclass
 class Position:
-    """How far training is. `index` counts the batches of the epoch in progress; `passes` is the cost so far."""
+    """How far training is. `index` counts the batches of the epoch in progress, `batch` are their rows where the method
+    chooses them itself; `passes` is the cost so far."""
 
     epoch: int = 0
     index: int = 0
@@ -43,6 +45,7 @@ class Position:
     last: dict[str, Any] = field(default_factory=dict)
     sums: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    batch: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,8 @@ class Training:
         self.position = Position()
         self._whole_data = whole_data
         self._cases = problem.data.train_inputs.shape[0]
-        self._epoch_rows: tuple[int, tuple[Tensor, ...]] | None = None
+        self._epoch_rows: tuple[int, int, tuple[Tensor, ...]] | None = None
+        self._seconds = time.process_time if config.clock == "processor" else time.perf_counter
 
     @property
     def iterations_per_epoch(self) -> int:
@@ -78,15 +82,15 @@ class Training:
 
     @property
     def _batch_size(self) -> int:
-        return self.config.batch or self._cases
+        return self.position.batch or self.config.batch or self._cases
 
     def iterate(self) -> dict[str, Any]:
         """One step of the method on the next batch; its row for the record."""
         at = self.position
-        started = time.perf_counter()
+        started = self._seconds()
         rows, (inputs, targets) = self._next_batch()
         report = self.method.step(inputs, targets)
-        at.elapsed += time.perf_counter() - started
+        at.elapsed += self._seconds() - started
         at.passes += gradient_equivalents(report) * rows / self._cases
         at.index += 1
         at.iteration += 1
@@ -111,13 +115,20 @@ class Training:
         row = self.evaluate()
         self.position.sums, self.position.counts = {}, {}
         self.method.next_epoch()
+        self.position.batch = int(getattr(self.method, "batch_size", None) or 0)
         return row
+
+    def evaluated(self) -> AbstractContextManager[None]:
+        """Inside, the network is what the method would have judged: for one that averages its iterates, the average."""
+        context: AbstractContextManager[None] = getattr(self.method, "averaged", nullcontext)()
+        return context
 
     def evaluate(self) -> dict[str, Any]:
         """The row of an epoch as things stand, a fraction of an epoch included. The network is left as it is."""
         at = self.position
         started = time.perf_counter()
-        metrics = self.problem.evaluate()
+        with self.evaluated():
+            metrics = self.problem.evaluate()
         at.last = metrics
         return {
             "row": "epoch",
@@ -188,11 +199,13 @@ class Training:
         return len(rows), (select_rows(data.train_inputs, rows), select_rows(data.train_targets, rows))
 
     def _rows(self) -> tuple[Tensor, ...]:
-        epoch, reshuffle = self.position.epoch, self.config.experiment.reshuffle
-        if self._epoch_rows is None or (reshuffle and self._epoch_rows[0] != epoch):
-            rows = batch_rows(self._cases, self._batch_size, seed=self.config.seed, epoch=epoch, reshuffle=reshuffle)
-            self._epoch_rows = (epoch, rows)
-        return self._epoch_rows[1]
+        epoch, size, reshuffle = self.position.epoch, self._batch_size, self.config.experiment.reshuffle
+        known = self._epoch_rows
+        if known is None or known[1] != size or (reshuffle and known[0] != epoch):
+            rows = batch_rows(self._cases, size, seed=self.config.seed, epoch=epoch, reshuffle=reshuffle)
+            self._epoch_rows = (epoch, size, rows)
+        assert self._epoch_rows is not None
+        return self._epoch_rows[2]
 
     def _accumulate(self, report: Mapping[str, float]) -> None:
         sums, counts = self.position.sums, self.position.counts

@@ -2,7 +2,8 @@
 
 import copy
 from collections.abc import Iterable
-from dataclasses import fields
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, fields
 from itertools import islice
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import nn
 
 import shf
 from shf.batching import count_rows
+from shf.growing import BatchSize
 from shf.lab.baselines.protocol import Loss, MethodSpec, Settings, State, costs
 
 
@@ -35,6 +37,46 @@ class SHFMethod:
 
     def load_state_dict(self, state: State) -> None:
         self.optimizer.load_state_dict(copy.deepcopy(state))
+
+
+class FastMethod(SHFMethod):
+    """`shf.SHF` beyond the paper: judged by the average of its iterates, on batches that grow where `growing` asks for it.
+
+    The batch grows at the end of an epoch, from what the epoch's steps said of their gradients' noise.
+    """
+
+    def __init__(self, optimizer: shf.SHF, *, growing: bool = False) -> None:
+        super().__init__(optimizer)
+        self._growing = growing
+        self._size: BatchSize | None = None
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows of the next epoch's batches; None to leave them as they are."""
+        return self._size.size if self._growing and self._size is not None else None
+
+    def step(self, inputs: Any, targets: Any) -> dict[str, float]:
+        report = super().step(inputs, targets)
+        rows, noise = count_rows(inputs), report.get("gradient_noise")
+        if self._growing:
+            size = BatchSize(rows, _LARGEST) if self._size is None else self._size
+            self._size = size.hear(noise, rows)
+        return report
+
+    def averaged(self) -> AbstractContextManager[None]:
+        return self.optimizer.averaged() if self.optimizer.config.averaging else nullcontext()
+
+    def state_dict(self) -> State:
+        size = None if self._size is None else asdict(self._size)
+        return {"optimizer": super().state_dict(), "batch_size": size}
+
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state["optimizer"])
+        self._size = None if state["batch_size"] is None else BatchSize(**state["batch_size"])
+
+
+_LARGEST = 10_000
+"""Rows that batches grow to at most."""
 
 
 class HFMethod:
@@ -72,7 +114,9 @@ def _schedules(optimizer: shf.SHF) -> dict[str, float]:
 def _report(info: shf.StepInfo) -> dict[str, float]:
     """What a step tells, in numbers under the laboratory's names."""
     names = ("loss_after", "gradient_norm", "reduction_ratio", "damping", "step_size", "chosen_iterate", "cg_steps")
+    noise = {} if info.gradient_noise is None else {"gradient_noise": info.gradient_noise}
     return {
+        **noise,
         "objective": info.loss_before,
         **{name: float(getattr(info, name)) for name in names},
         "accepted": float(info.accepted),
@@ -82,6 +126,11 @@ def _report(info: shf.StepInfo) -> dict[str, float]:
 
 def _shf(model: nn.Module, loss: Loss, settings: Settings) -> SHFMethod:
     return SHFMethod(shf.SHF(model, loss, **settings))
+
+
+def _fast(model: nn.Module, loss: Loss, settings: Settings) -> FastMethod:
+    own = {name: value for name, value in settings.items() if name != "growing"}
+    return FastMethod(shf.SHF(model, loss, **own), growing=settings["growing"])
 
 
 def _hf(model: nn.Module, loss: Loss, settings: Settings) -> HFMethod:
@@ -94,6 +143,12 @@ def _defaults(config: type[shf.Config]) -> dict[str, Any]:
 
 SPECS: tuple[MethodSpec, ...] = (
     MethodSpec("shf", "stochastic Hessian-free optimization (the paper's)", _shf, _defaults(shf.Config)),
+    MethodSpec(
+        "fast",
+        "SHF beyond the paper (shf.presets.fast)",
+        _fast,
+        {**_defaults(shf.Config), **shf.presets.fast, "growing": False},
+    ),
     MethodSpec(
         "hf", "Hessian-free optimization (Martens), full batch", _hf, _defaults(shf.HFConfig), reads_batches=True
     ),
