@@ -259,7 +259,31 @@ def test_presets_work_unpacked(name):
     assert optimizer.param_groups[0]["weight_decay"] == PRESETS[name]["weight_decay"]
 
 
-@pytest.mark.parametrize("name", PRESETS)
+def test_the_fast_preset_works_unpacked_and_on_any_scale():
+    """Nothing in it belongs to the scale of the loss: f and 100 f are trained alike."""
+    ends = []
+    for scale in (1.0, 100.0):
+        torch.manual_seed(0)
+        model = mlp(dropout=0.2)
+        loss = nn.CrossEntropyLoss()
+        optimizer = shf.SHF(model, _Scaled(loss, scale), seed=1, **shf.presets.fast)
+        infos = [optimizer.step(*labelled(60, seed=k)) for k in range(6)]
+        assert infos[-1].loss_before < infos[0].loss_before
+        with optimizer.averaged():
+            ends.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
+    assert (ends[0] - ends[1]).abs().max() < 1e-6
+
+
+class _Scaled(nn.Module):
+    def __init__(self, loss, scale):
+        super().__init__()
+        self.loss, self.scale = loss, scale
+
+    def forward(self, outputs, targets):
+        return self.scale * self.loss(outputs, targets)
+
+
+@pytest.mark.parametrize("name", [*PRESETS, "fast"])
 def test_presets_cannot_be_changed(name):
     with pytest.raises(TypeError, match="does not support item assignment"):
         getattr(shf.presets, name)["damping"] = 2.0
