@@ -122,8 +122,8 @@ class TestEveryMethod:
         state = dense.state_dict()
         sparse.load_state_dict({**state, "linear1.weight": state["linear1.weight"].T})
         for model, rows in ((dense, inputs.double()), (sparse, inputs.double().to_sparse_csr())):
-            # a sparse layer has a diagonal where a dense one has factors
-            own = {"preconditioner": "jacobi"} if name == "fast" else {}
+            # a sparse layer has a diagonal where a dense one has factors, and its transposed weight draws another first λ
+            own = {"preconditioner": "jacobi", "damping": 1.0} if name == "fast" else {}
             method, step = build(name, model, **own), stepper(spec, rows, targets)
             for k in range(3):
                 step(method, k)
