@@ -278,7 +278,8 @@ class presets:  # noqa: N801 - used as a namespace: shf.presets.classifier
             "cg_iterations": 3,
             "preconditioner": "kronecker",
             "averaging": 0.9,
+            "noise_every": 10,
         }
     )
-    """Beyond the paper (docs/fast.md): nothing in it belongs to the scale of a loss. Evaluate within
-    `optimizer.averaged()`."""
+    """Beyond the paper (docs/fast.md): nothing in it belongs to the scale of a loss. Feed it from
+    `shf.GrowingLoader`, evaluate within `optimizer.averaged()`."""

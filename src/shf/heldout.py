@@ -13,8 +13,12 @@ is 1 for a step so short that f is linear along it, ½ where the step ends at th
 nothing. A slope on unseen data in the denominator, instead of the promise of the batch that made the step, is what gives λ a
 balance: however noisy the batches, q tends to 1 as λ grows, so λ cannot rise without bound.
 
-Single verdicts are noisy. Δ and b, in units of what the step gained on its own batch, are averaged over recent steps, and λ
-moves only where the averages say so by more than their own standard error; the further from the balance, the faster.
+Single verdicts are noisy. Δ and b, in units of what steps gain on their own batch, are averaged over recent steps, a
+verdict of more than three units counting as three. λ moves only where the averages say so by more than one and a half of
+their standard errors; the further from the balance, the faster. Where b itself is lost in noise, or positive, unseen data
+have nothing to say of the step's length: λ stays, and a larger batch would be the answer; unless steps cost unseen data
+more than half of what they gain on their own. A change that is lost in rounding comes from a step that is too short to
+matter: it counts as q = 1.
 """
 
 import math
@@ -22,6 +26,7 @@ from collections.abc import Callable
 from dataclasses import astuple, dataclass, fields
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from shf.cg import Dot
@@ -36,9 +41,17 @@ _MEMORY = 0.85
 """What a step keeps of the averages: about a dozen steps count."""
 _ENOUGH = 1 + _MEMORY + _MEMORY**2 - 1e-9
 """The weight of the averages after three steps: fewer say nothing of their own noise."""
+_SURE = 1.5
+"""By how many standard errors the averages must be beyond a threshold."""
+_MOST = 3.0
+"""Units that a single verdict may count at most, either way."""
+_ROUNDING = 8.0
+"""Units of rounding of f that a change must have to be more than that."""
+_HARM = 0.5
+"""Where the slope is lost in noise, the least harm to unseen data, in units of the gain, that raises λ."""
 _FASTEST = 4.0
 """The most powers of the damping factor that λ moves in a step."""
-_PREFIX, _UNIT, _ENTRY = "heldout_", "heldout_unit", "moved"
+_PREFIX, _UNIT, _GAIN, _ENTRY = "heldout_", "heldout_unit", "heldout_gain", "moved"
 
 
 @dataclass(frozen=True)
@@ -63,8 +76,16 @@ class Averages:
 
     def beyond(self, threshold: float) -> float:
         """Mean of Δ - threshold·b in units of its standard error: positive where q is below the threshold."""
-        mean = (self.change - threshold * self.slope) / self.weight
         square = self.change_squared - 2 * threshold * self.change_slope + threshold**2 * self.slope_squared
+        return self._in_errors(self.change - threshold * self.slope, square)
+
+    @property
+    def descent(self) -> float:
+        """Mean of -b in units of its standard error: how surely steps begin downhill on unseen data."""
+        return self._in_errors(-self.slope, self.slope_squared)
+
+    def _in_errors(self, total: float, square: float) -> float:
+        mean = total / self.weight
         # (Σw)² / Σw²: how many equally weighted ones they are worth; 1 - (1 - m) Σw is mⁿ after n of them
         count = self.weight * (1 + _MEMORY) / (2 - (1 - _MEMORY) * self.weight)
         variance = max(square / self.weight - mean * mean, 0.0) / max(count - 1, 0.25)
@@ -76,9 +97,12 @@ def powers(averages: Averages, low: float = LOW, high: float = HIGH) -> float:
     q = averages.quotient
     if averages.weight < _ENOUGH:
         return 0.0
-    if q < low and averages.beyond(low) > 1:
+    if averages.descent < _SURE:
+        harm = averages.change / averages.weight
+        return -_pace(harm - _HARM) if harm > _HARM and averages.beyond(0.0) > _SURE else 0.0
+    if q < low and averages.beyond(low) > _SURE:
         return -_pace((low - q) / 0.5)
-    if q > high and averages.beyond(high) < -1:
+    if q > high and averages.beyond(high) < -_SURE:
         return _pace((q - high) / (0.9 - high))
     return 0.0
 
@@ -86,6 +110,10 @@ def powers(averages: Averages, low: float = LOW, high: float = HIGH) -> float:
 def _pace(distance: float) -> float:
     """1 near the balance, up to the fastest far off."""
     return 1.0 + (_FASTEST - 1.0) * min(max(distance, 0.0), 1.0)
+
+
+def _clipped(units: float) -> float:
+    return min(max(units, -_MOST), _MOST)
 
 
 class HeldOut:
@@ -104,6 +132,7 @@ class HeldOut:
     ) -> None:
         self.averages = Averages(*(scalars.get(_PREFIX + field.name, 0.0) for field in fields(Averages)))
         self._unit = float(scalars.get(_UNIT, 0.0))
+        self._gain = float(scalars.get(_GAIN, 0.0))
         self._network = network
         self._state = state
         self._factor = factor
@@ -121,12 +150,16 @@ class HeldOut:
         slope = 2 * change + dot(downhill, step)
         if not (math.isfinite(change) and math.isfinite(slope)):
             return damping
-        self.averages = self.averages.hear(change / self._unit, slope / self._unit)
+        if abs(change) < _ROUNDING * torch.finfo(downhill.dtype).eps * abs(value):
+            self.averages = self.averages.hear(-1.0, -1.0)
+        else:
+            self.averages = self.averages.hear(_clipped(change / self._unit), _clipped(slope / self._unit))
         return damping * math.pow(self._factor, powers(self.averages))
 
     def write(self, move: Tensor | None, gain: float) -> dict[str, float]:
-        """Puts the move of this step (None where there was none) into the state; the averages, and what the step gained on
-        its own batch, are the caller's to keep."""
+        """Puts the move of this step (None where there was none) into the state. The averages, and the unit of the verdict
+        on this step, are the caller's to keep: what it gained on its own batch, or steps before it did if that is more."""
+        average = gain if self._gain <= 0 else _MEMORY * self._gain + (1 - _MEMORY) * gain
         known = move is not None and all_finite(move)
         pieces = (
             self._network.shapes.split(move) if move is not None and known else [None] * len(self._network.parameters)
@@ -134,4 +167,8 @@ class HeldOut:
         for p, piece in zip(self._network.parameters, pieces, strict=True):
             others = {name: value for name, value in self._state.get(p, {}).items() if name != _ENTRY}
             self._state[p] = others if piece is None else {**others, _ENTRY: piece}
-        return {_UNIT: gain, **{_PREFIX + f.name: getattr(self.averages, f.name) for f in fields(Averages)}}
+        return {
+            _UNIT: max(gain, average),
+            _GAIN: average,
+            **{_PREFIX + f.name: getattr(self.averages, f.name) for f in fields(Averages)},
+        }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -254,12 +255,11 @@ def run(
         rows_every=rows_every,
         threads=threads,
         untuned=untuned,
-        clock=clock,
     )
     with crew.joined() as team:
         if team.follows:
             return team.follow()
-        config = configure(request)
+        config = replace(configure(request), clock=clock)
         how = runner.RunOptions(data_dir, force, checkpoint_seconds, tensorboard, team)
         observer = show(Console(stderr=True), quiet=quiet or as_json)
         directory = out or (runner.unfinished_directory if team.restarted else runner.fresh_directory)(config)

@@ -147,7 +147,8 @@ SPECS: tuple[MethodSpec, ...] = (
         "fast",
         "SHF beyond the paper (shf.presets.fast)",
         _fast,
-        {**_defaults(shf.Config), **shf.presets.fast, "growing": False},
+        {**_defaults(shf.Config), **shf.presets.fast, "growing": True},
+        batch=500,
     ),
     MethodSpec(
         "hf", "Hessian-free optimization (Martens), full batch", _hf, _defaults(shf.HFConfig), reads_batches=True
