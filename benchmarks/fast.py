@@ -81,7 +81,7 @@ GROUPS = (
     Group("curves", "curves-autoencoder", 1.5, (FAST, *adam(1e-3, 3e-3), PAPER), FEW),
     Group("mnist", "mnist-autoencoder", 2.5, (FAST, *adam(1e-3)), FEW),
     Group("usps", "usps-classifier-dropout", 0.2, (FAST, *adam(1e-3, 3e-3), PAPER)),
-    Group("ablation-curves", "curves-demo", 0.3, (*ABLATIONS, *adam(3e-3))),
+    Group("ablation-curves", "curves-demo", 0.3, (*adam(3e-3), *ABLATIONS)),
     Group("ablation-usps", "usps-classifier-dropout", 0.15, ABLATIONS),
 )
 

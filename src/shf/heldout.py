@@ -14,11 +14,11 @@ nothing. A slope on unseen data in the denominator, instead of the promise of th
 balance: however noisy the batches, q tends to 1 as λ grows, so λ cannot rise without bound.
 
 Single verdicts are noisy. Δ and b, in units of what steps gain on their own batch, are averaged over recent steps, a
-verdict of more than three units counting as three. λ moves only where the averages say so by more than one and a half of
-their standard errors; the further from the balance, the faster. Where b itself is lost in noise, or positive, unseen data
-have nothing to say of the step's length: λ stays, and a larger batch would be the answer; unless steps cost unseen data
-more than half of what they gain on their own. A change that is lost in rounding comes from a step that is too short to
-matter: it counts as q = 1.
+verdict of more than three units counting as three. λ moves only where the averages say so by more than their standard
+error (one and a half of it to rise); the further from the balance, the faster. Where b itself is lost in noise, or
+positive, unseen data have nothing to say of the step's length: λ stays, and a larger batch would be the answer; unless
+steps cost unseen data more than half of what they gain on their own. A change that is lost in rounding comes from a step
+that is too short to matter: it counts as q = 1.
 """
 
 import math
@@ -42,7 +42,7 @@ _MEMORY = 0.85
 _ENOUGH = 1 + _MEMORY + _MEMORY**2 - 1e-9
 """The weight of the averages after three steps: fewer say nothing of their own noise."""
 _SURE = 1.5
-"""By how many standard errors the averages must be beyond a threshold."""
+"""By how many standard errors the averages must be beyond a threshold for λ to rise; one for it to fall."""
 _MOST = 3.0
 """Units that a single verdict may count at most, either way."""
 _ROUNDING = 8.0
@@ -97,12 +97,12 @@ def powers(averages: Averages, low: float = LOW, high: float = HIGH) -> float:
     q = averages.quotient
     if averages.weight < _ENOUGH:
         return 0.0
-    if averages.descent < _SURE:
+    if averages.descent < 1:
         harm = averages.change / averages.weight
         return -_pace(harm - _HARM) if harm > _HARM and averages.beyond(0.0) > _SURE else 0.0
     if q < low and averages.beyond(low) > _SURE:
         return -_pace((low - q) / 0.5)
-    if q > high and averages.beyond(high) < -_SURE:
+    if q > high and averages.beyond(high) < -1:
         return _pace((q - high) / (0.9 - high))
     return 0.0
 
@@ -158,7 +158,7 @@ class HeldOut:
 
     def write(self, move: Tensor | None, gain: float) -> dict[str, float]:
         """Puts the move of this step (None where there was none) into the state. The averages, and the unit of the verdict
-        on this step, are the caller's to keep: what it gained on its own batch, or steps before it did if that is more."""
+        on this step, are the caller's to keep: what it gained on its own batch, or a third of what steps before it did."""
         average = gain if self._gain <= 0 else _MEMORY * self._gain + (1 - _MEMORY) * gain
         known = move is not None and all_finite(move)
         pieces = (
@@ -168,7 +168,7 @@ class HeldOut:
             others = {name: value for name, value in self._state.get(p, {}).items() if name != _ENTRY}
             self._state[p] = others if piece is None else {**others, _ENTRY: piece}
         return {
-            _UNIT: max(gain, average),
+            _UNIT: max(gain, average / 3),
             _GAIN: average,
             **{_PREFIX + f.name: getattr(self.averages, f.name) for f in fields(Averages)},
         }
