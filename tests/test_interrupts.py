@@ -72,8 +72,12 @@ def test_interrupted_at_random_lines(kind, points):
     draw, undone = random.Random(points), 0
     for _ in range(points):
         optimizer, trap = before_step(kind), Tracer(draw.randint(1, tracer.lines))
-        with pytest.raises(KeyboardInterrupt):
+        raised = False
+        try:
             trap.run(lambda optimizer=optimizer: optimizer.step(*labelled()))
+        except KeyboardInterrupt:
+            raised = True
+        assert raised == bool(trap.where)  # a step may have fewer lines than the one that was counted
         found = snapshot(optimizer)
         undone += identical(found, before)
         assert identical(found, before) or identical(found, after), f"interrupted at {trap.where}"
