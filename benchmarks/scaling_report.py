@@ -1,7 +1,8 @@
-"""The tables of benchmarks/scaling_page.md, from a record of benchmarks/scaling.py and the cost model fitted to it."""
+"""The tables of docs/scaling.md, from a record of benchmarks/scaling.py and the cost model fitted to it."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from costmodel import Machine, Shape, bytes_held, fit_positive, rate
 
-DOCUMENT = Path(__file__).parent / "scaling_page.md"
+DOCUMENT = Path(__file__).parents[1] / "docs" / "scaling.md"
 
 CLUSTER = Machine(
     name="one A100 (40 GB) per rank, one Slingshot 11 port each",
@@ -28,8 +29,8 @@ def write_tables(record: dict[str, Any], document: Path = DOCUMENT) -> None:
     """Replaces what stands between the markers of the document."""
     text = document.read_text()
     for name, table in tables(record).items():
-        pattern = re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- end -->)", re.DOTALL)
-        text, count = pattern.subn(lambda match, table=table: match[1] + table + match[2], text)
+        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+        text, count = pattern.subn(lambda match, table=table: match[1] + table + "\n" + match[2], text)
         if count != 1:
             raise ValueError(f"{document.name} has {count} places for the table {name!r}, expected 1")
     document.write_text(text)
@@ -153,9 +154,10 @@ def source(record: dict[str, Any]) -> str:
 
 
 def fitted_constants(machine: Machine) -> str:
+    vectors = f"{machine.numbers / 1e9:.2f} G numbers/s per rank"
     rows = [
         ("matrix products", f"{machine.flops / 1e9:.1f} Gflop/s per rank"),
-        ("vector arithmetic", f"{machine.numbers / 1e9:.2f} G numbers/s per rank"),
+        ("vector arithmetic", vectors if math.isfinite(machine.numbers) else "not told apart from matrix products"),
         ("bandwidth", f"{machine.bandwidth / 1e9:.2f} GB/s per rank, while it receives as much"),
         ("latency", f"{1e6 * machine.latency:.0f} µs per hop"),
         ("overhead", f"{1e3 * machine.overhead:.1f} ms per step"),
