@@ -4,10 +4,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+import shf
 from helpers import assert_close
 from shf.flat import Shapes
-from shf.maxnorm import clip_norms_
+from shf.lab.sparse import SparseLinear
+from shf.maxnorm import clip_norms_, input_major_groups
 
 SHAPES = [(3, 4), (3,), (2, 3, 2, 2), (), (5, 1)]
 
@@ -43,3 +46,45 @@ def test_fan_in_is_the_rounded_root_of_the_inputs(inputs, bound):
     shapes = Shapes.of([weight])
     (found,) = shapes.split(clip_norms_(weight.reshape(-1).clone(), shapes, "fan-in"))
     assert_close(found.square().sum(1), torch.full((2,), float(bound)), 1e-12)
+
+
+def in_layer(layer, bound):
+    """The layer's weight after clipping, found by what the layer says of itself."""
+    parameters = list(layer.parameters())
+    shapes = Shapes.of(parameters)
+    theta = shapes.flatten([p.detach() for p in parameters], parameters[0].detach())
+    return shapes.split(clip_norms_(theta, shapes, bound, input_major_groups(layer, parameters)))[0]
+
+
+def test_a_layer_on_sparse_inputs_is_clipped_as_the_same_linear_layer():
+    torch.manual_seed(0)
+    sparse, dense = SparseLinear(9, 4).double(), nn.Linear(9, 4).double()
+    with torch.no_grad():
+        sparse.weight.copy_(5 * torch.randn(9, 4))
+        dense.weight.copy_(sparse.weight.T)
+    for bound in (2.0, "fan-in"):
+        assert_close(in_layer(sparse, bound).T, in_layer(dense, bound), 1e-12)
+    assert_close(in_layer(sparse, "fan-in").square().sum(0), torch.full((4,), 3.0, dtype=torch.float64), 1e-12)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_units_of_a_transposed_convolution_are_its_output_maps(groups):
+    """Each output map's incoming weights: those of the input maps in its group, all places of the kernel."""
+    torch.manual_seed(0)
+    layer = nn.ConvTranspose2d(4, 6, 3, groups=groups).double()
+    with torch.no_grad():
+        layer.weight.mul_(50)
+    after, share, maps = in_layer(layer, 1.5), 4 // groups, 6 // groups
+    for g in range(groups):
+        for o in range(maps):
+            w = layer.weight.detach()[g * share : (g + 1) * share, o]
+            assert_close(after[g * share : (g + 1) * share, o], w * (1.5 / w.square().sum()).sqrt(), 1e-12)
+
+
+def test_a_step_bounds_the_units_of_a_sparse_layer():
+    torch.manual_seed(0)
+    model = nn.Sequential(SparseLinear(9, 4), nn.Tanh(), nn.Linear(4, 3))
+    with torch.no_grad():
+        model[0].weight.mul_(20)
+    assert shf.SHF(model, nn.CrossEntropyLoss(), max_norm=0.5).step(torch.randn(20, 9), torch.arange(20) % 3).accepted
+    assert_close(model[0].weight.detach().square().sum(0), torch.full((4,), 0.5), 1e-5)

@@ -27,7 +27,7 @@ from shf.interruption import deferred_interrupts, no_interrupts
 from shf.lastsolution import LastSolution, whole_deltas
 from shf.layout import NO_ROWS, Layout, find_layout, signature
 from shf.losses import Loss
-from shf.maxnorm import clip_norms_
+from shf.maxnorm import clip_norms_, input_major_groups
 from shf.network import Forward, Network, call_model, is_recurrent, set_aside, twice_differentiable_kernels, unwrap
 from shf.nonfinite import NonFiniteError
 from shf.objective import Objective, Settings
@@ -400,7 +400,8 @@ class SHF(Optimizer):
             return self._pass_over(error, batch)
         theta_next = ranks.whole(theta_next, size)
         if info.accepted and self.config.max_norm is not None:
-            theta_next = clip_norms_(theta_next.clone(), network.shapes, self.config.max_norm)
+            groups = input_major_groups(network.model, network.parameters)
+            theta_next = clip_norms_(theta_next.clone(), network.shapes, self.config.max_norm, groups)
         scalars = {
             **scalars,
             "damping": after.damping,

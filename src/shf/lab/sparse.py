@@ -108,6 +108,8 @@ class SparseLinear(nn.Module):
     stored value then reads or writes one contiguous row of W, several times faster than a column of a wide matrix.
     """
 
+    input_major = True  # for `max_norm`: the units are W's columns
+
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
