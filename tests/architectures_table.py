@@ -1,16 +1,18 @@
-"""Writes docs/architectures.md from the declared list of tests/cases.py: `python tests/architectures_table.py`."""
+"""Writes docs/architectures.md from the declared lists of tests/cases.py and tests/limits.py: `python tests/architectures_table.py`."""
 
 from itertools import groupby
 from pathlib import Path
 
 from cases import CASES
+from limits import FALLS_BACK, REFUSED, WRAPPERS
 
 PAGE = Path(__file__).parent.parent / "docs" / "architectures.md"
 
 HEAD = """# What works
 
 Each line is a case of `tests/cases.py`. Its Gauss-Newton products, gradients and preconditioners are checked against dense float64
-matrices, on all rows and on some, with frozen draws. This page is written from that list.
+matrices, on all rows and on some, with frozen draws. What falls back and what is refused is tried line by line too
+(`tests/limits.py`). This page is written from these two lists.
 
 - **Preconditioner**: *layers*, from the inputs and output gradients of its layers in the gradient's own backward pass; *exact
   fallback*, for some of its parameters by batched backward passes over cases, which costs more.
@@ -19,31 +21,9 @@ matrices, on all rows and on some, with frozen draws. This page is written from 
 - **Memory bound**: whether `microbatch` works. It cannot where rows influence each other.
 """
 
-TAIL = """
-## Falls back inside a step, and nowhere else
 
-| what | instead |
-|---|---|
-| fused attention (`F.scaled_dot_product_attention`, `nn.MultiheadAttention`) | its mathematical form: the fused kernels have no second derivative |
-| cuDNN's recurrent layers, on a GPU | torch's own, with one warning; without recurrent layers cuDNN stays |
-| autocast | off, with one warning |
-| `torch.compile`, `DataParallel`, `DistributedDataParallel` around the model | the module inside, which shares its parameters with the wrapper |
-
-## Refused, with an error that says so
-
-| what | why |
-|---|---|
-| `torch.bernoulli(x)`, `torch.multinomial(x)` of the network's own values | the draw would change with every trial step |
-| randomness from `random` or `numpy` inside `forward` | it cannot be frozen; the module is named |
-| seeding torch inside `forward` | the draws of a step could not be told apart |
-| a random draw in which no single axis grows in proportion to the rows, with `curvature_batch` or `microbatch` | which numbers belong to which row is unknown |
-| `microbatch` with batch statistics | outputs on a chunk are not those on the batch |
-| losses that are not convex in the outputs | the Gauss-Newton matrix would not be positive semi-definite |
-| dropout over the steps of packed sequences, or over the nodes of trees, with `curvature_batch` or `microbatch` | whose numbers are whose is unknown |
-| `structural_damping` > 0 with a model that names no tensor by `shf.hold_steady`, or overwrites one that it named | there would be nothing to hold steady |
-| reentrant gradient checkpointing | it cannot be differentiated by `autograd.grad`; use `use_reentrant=False` |
-| half-precision parameters | products would be mostly rounding |
-"""
+def table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
+    return "\n".join(f"| {a} | {b} |" for a, b in (head, ("---", "---"), *rows)) + "\n"
 
 
 def page() -> str:
@@ -58,7 +38,12 @@ def page() -> str:
             + "\n".join(rows)
             + "\n"
         )
-    return HEAD + "".join(sections) + TAIL
+    instead = [*((case.what, case.instead) for case in FALLS_BACK), WRAPPERS]
+    sections += [
+        "\n## Falls back inside a step, and nowhere else\n\n" + table(("what", "instead"), instead),
+        "\n## Refused, with an error that says so\n\n" + table(("what", "why"), [(r.what, r.why) for r in REFUSED]),
+    ]
+    return HEAD + "".join(sections)
 
 
 if __name__ == "__main__":

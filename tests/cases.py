@@ -125,18 +125,33 @@ class Recurrent(nn.Module):
         return self.out(h).transpose(1, 2) if self.every else self.out(h[:, -1])
 
 
-class Packed(nn.Module):
-    """A linear layer and a GRU on packed sequences: the last hidden state, or all of them padded to `steps`."""
+class LoopOverCell(nn.Module):
+    """One of torch's cells in a loop, an output per step: (rows, classes, steps)."""
 
-    def __init__(self, steps: int | None = None) -> None:
+    def __init__(self, kind: type[nn.RNNCellBase]) -> None:
         super().__init__()
-        self.into, self.rnn, self.out = nn.Linear(2, 2), nn.GRU(2, 3, batch_first=True), nn.Linear(3, 3)
+        self.cell, self.out = kind(2, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, outputs = None, []
+        for u in x.unbind(1):
+            state = self.cell(u, state)
+            outputs.append(self.out(state[0] if isinstance(state, tuple) else state))
+        return torch.stack(outputs, 2)
+
+
+class Packed(nn.Module):
+    """A linear and a recurrent layer on packed sequences: the last hidden state, or all of them padded to `steps`."""
+
+    def __init__(self, kind: type[nn.RNNBase] = nn.GRU, steps: int | None = None) -> None:
+        super().__init__()
+        self.into, self.rnn, self.out = nn.Linear(2, 2), kind(2, 3, batch_first=True), nn.Linear(3, 3)
         self.steps = steps
 
     def forward(self, x: PackedSequence) -> Tensor:
         h, last = self.rnn(x._replace(data=self.into(x.data)))
         if self.steps is None:
-            return self.out(last[-1])
+            return self.out((last[0] if isinstance(last, tuple) else last)[-1])
         return self.out(pad_packed_sequence(h, batch_first=True, total_length=self.steps)[0]).transpose(1, 2)
 
 
@@ -156,23 +171,40 @@ class Attention(nn.Module):
 
 
 class FusedAttention(nn.Module):
-    """Attention through F.scaled_dot_product_attention."""
+    """Attention of two heads through F.scaled_dot_product_attention, causal by its flag or by a mask."""
+
+    def __init__(self, dropout: float = 0.0, *, mask: bool = False) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(4, 12), nn.Linear(4, 3)
+        self.dropout, self.mask = dropout, mask
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (2, 2)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril() if self.mask else None
+        attended = F.scaled_dot_product_attention(
+            q, k, v, mask, self.dropout if self.training else 0.0, is_causal=mask is None
+        )
+        return self.out(attended.transpose(1, 2).flatten(2)[:, -1])
+
+
+class CrossAttention(nn.Module):
+    """Queries from one sequence, keys and values from another whose padding is masked: inputs (x, y, padding)."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.qkv, self.out = nn.Linear(4, 12), nn.Linear(4, 3)
+        self.attention, self.out = nn.MultiheadAttention(4, 2, batch_first=True, kdim=3, vdim=3), nn.Linear(4, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).chunk(3, -1)
-        return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True)[:, -1])
+    def forward(self, x: Tensor, y: Tensor, padding: Tensor) -> Tensor:
+        return self.out(self.attention(x, y, y, key_padding_mask=padding, need_weights=False)[0].mean(1))
 
 
 class TinyLanguageModel(nn.Module):
     """Embedding, one linear layer, output tied to the embedding."""
 
-    def __init__(self, *, tied: bool) -> None:
+    def __init__(self, *, tied: bool, **options: Any) -> None:
         super().__init__()
-        self.embedding, self.middle, self.head = nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 5, bias=False)
+        self.embedding, self.middle = nn.Embedding(5, 4, **options), nn.Linear(4, 4)
+        self.head = nn.Linear(4, 5, bias=False)
         if tied:
             self.head.weight = self.embedding.weight
 
@@ -244,11 +276,20 @@ def cnn(
     )
 
 
+def one_layer(layer: Callable[[], nn.Module], features: int) -> Callable[[], nn.Module]:
+    """A layer, tanh, and a linear output on its so many features."""
+    return lambda: nn.Sequential(layer(), nn.Tanh(), nn.Flatten(), nn.Linear(features, 3))
+
+
 LENGTHS = torch.tensor([3, 3, 4, 2, 1, 5])  # the first two say that every row has three steps, and so does the sum
 
 
 def packed() -> tuple[PackedSequence, Tensor]:
     return pack_padded_sequence(torch.randn(ROWS, 5, 2), LENGTHS, batch_first=True, enforce_sorted=False), classes()()
+
+
+def two_sequences() -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+    return (torch.randn(ROWS, 2, 4), torch.randn(ROWS, 5, 3), torch.arange(5) >= LENGTHS[:, None]), classes()()
 
 
 def packed_steps() -> tuple[PackedSequence, Tensor]:
@@ -271,6 +312,7 @@ CE, BCE, MSE = nn.CrossEntropyLoss(), nn.BCEWithLogitsLoss(), nn.MSELoss()
 vectors = pair(real(4), classes())
 images = pair(real(2, 4, 4), classes())
 series = pair(real(5, 2), classes())
+steps = pair(real(5, 2), classes(3, 5))
 
 
 def logistic_by_hand(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -313,6 +355,9 @@ CASES = [
     Case("no influence, ParameterList", "sharing", Idle, vectors, CE, layers=False),
     Case("weight_norm", "sharing",
          lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 3)), vectors, CE, layers=False),
+    Case("spectral_norm", "sharing",
+         lambda: nn.Sequential(parametrizations.spectral_norm(nn.Linear(4, 5)).eval(), nn.Tanh(), nn.Linear(5, 3)), vectors, CE, layers=False),
+    Case("Conv2d, weight_norm", "sharing", one_layer(lambda: parametrizations.weight_norm(nn.Conv2d(2, 2, 3)), 8), images, CE, layers=False),
     Case("Conv2d, pooling", "convolutional", cnn(), images, CE),
     Case("Conv2d, in-place activation", "convolutional", cnn(inplace=True), images, CE, layers=False),
     Case("Conv2d, groups", "convolutional", cnn(groups=2), images, CE),
@@ -331,21 +376,50 @@ CASES = [
     Case("ConvTranspose2d", "convolutional",
          lambda: nn.Sequential(nn.ConvTranspose2d(2, 2, 2, stride=2), nn.Tanh(), nn.AvgPool2d(4), nn.Flatten(), nn.Linear(8, 3)),
          images, CE),
+    Case("ConvTranspose2d, groups, output padding", "convolutional",
+         one_layer(lambda: nn.ConvTranspose2d(2, 4, 3, stride=2, groups=2, output_padding=1), 400), images, CE),
+    Case("ConvTranspose1d", "convolutional", one_layer(lambda: nn.ConvTranspose1d(2, 2, 3, stride=2), 22), pair(real(2, 5), classes()), CE),
+    Case("ConvTranspose3d", "convolutional", one_layer(lambda: nn.ConvTranspose3d(1, 2, 2), 128), pair(real(1, 3, 3, 3), classes()), CE),
+    Case("Conv1d, groups, circular padding", "convolutional",
+         one_layer(lambda: nn.Conv1d(2, 4, 3, padding=1, groups=2, padding_mode="circular"), 20), pair(real(2, 5), classes()), CE),
+    Case("Conv3d, groups", "convolutional", one_layer(lambda: nn.Conv3d(2, 2, 2, groups=2), 16), pair(real(2, 3, 3, 3), classes()), CE),
+    Case("Conv2d, pooling of all kinds", "convolutional",
+         lambda: nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.AvgPool2d(2, 1), nn.LPPool2d(2, 2, 1), nn.AdaptiveMaxPool2d(2),
+                               nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 3)), images, CE),
     Case("residual connections", "convolutional",
          lambda: nn.Sequential(Residual(nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.Tanh())), nn.Flatten(), nn.Linear(32, 3)),
          images, CE),
+    Case("residual connections, BatchNorm", "convolutional",
+         lambda: nn.Sequential(Residual(nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2), nn.ReLU())), nn.Flatten(),
+                               nn.Linear(32, 3)), images, CE, layers=False, separable=False),
     Case("BatchNorm1d", "normalisation", lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3)),
          vectors, CE, layers=False, separable=False),
     Case("LayerNorm", "normalisation", lambda: nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, 3)),
          vectors, CE),
     Case("RMSNorm", "normalisation", lambda: nn.Sequential(nn.Linear(4, 5), nn.RMSNorm(5), nn.Tanh(), nn.Linear(5, 3)), vectors, CE),
+    Case("BatchNorm1d in evaluation mode", "normalisation",
+         lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5).eval(), nn.Tanh(), nn.Linear(5, 3)), vectors, CE),
+    Case("BatchNorm3d", "normalisation",
+         lambda: nn.Sequential(nn.Conv3d(1, 2, 2), nn.BatchNorm3d(2), nn.Tanh(), nn.Flatten(), nn.Linear(16, 3)),
+         pair(real(1, 3, 3, 3), classes()), CE, layers=False, separable=False),
+    Case("InstanceNorm2d", "normalisation", cnn(lambda: nn.InstanceNorm2d(4, affine=True)), images, CE),
     Case("cell written by hand", "recurrent", Cell, series, CE),
+    Case("RNNCell in a loop, an output per step", "recurrent", lambda: LoopOverCell(nn.RNNCell), steps, CE, layers=False),
+    Case("LSTMCell in a loop, an output per step", "recurrent", lambda: LoopOverCell(nn.LSTMCell), steps, CE, layers=False),
+    Case("GRUCell in a loop, an output per step", "recurrent", lambda: LoopOverCell(nn.GRUCell), steps, CE, layers=False),
     Case("RNN", "recurrent", lambda: Recurrent(nn.RNN, batch_first=True), series, CE, layers=False),
     Case("GRU", "recurrent", lambda: Recurrent(nn.GRU, batch_first=True), series, CE, layers=False),
     Case("LSTM, time first, dropout, T = rows", "recurrent",
          lambda: Recurrent(nn.LSTM, batch_first=False, num_layers=2, dropout=0.5), pair(real(ROWS, 2), classes()), CE, layers=False),
     Case("LSTM, bidirectional", "recurrent",
          lambda: nn.Sequential(nn.LSTM(2, 3, batch_first=True, bidirectional=True), _Last(), nn.Linear(6, 3)), series, CE, layers=False),
+    Case("LSTM, an output per step", "recurrent", lambda: Recurrent(nn.LSTM, batch_first=True, every=True), steps, CE, layers=False),
+    Case("GRU, time first, an output per step", "recurrent", lambda: Recurrent(nn.GRU, batch_first=False, every=True), steps, CE,
+         layers=False),
+    Case("LSTM, projection", "recurrent",
+         lambda: nn.Sequential(nn.LSTM(2, 4, batch_first=True, proj_size=2), _Last(), nn.Linear(2, 3)), series, CE, layers=False),
+    Case("RNN, packed sequences", "recurrent", lambda: Packed(nn.RNN), packed, CE, layers=False),
+    Case("LSTM, packed sequences", "recurrent", lambda: Packed(nn.LSTM), packed, CE, layers=False),
     Case("GRU, packed sequences", "recurrent", Packed, packed, CE, layers=False),
     Case("GRU, packed sequences, an output per step", "recurrent", lambda: Packed(steps=5), packed_steps, CE, layers=False),
     Case("Tree-LSTM, trees of different shapes", "recursive", lambda: TreeLSTM(6, 3, 3), trees, CE, layers=False,
@@ -356,10 +430,15 @@ CASES = [
          CE, layers=False),
     Case("MultiheadAttention, causal", "attention", lambda: Attention(causal=True), pair(real(5, 4), classes()), CE, layers=False),
     Case("scaled_dot_product_attention", "attention", FusedAttention, pair(real(5, 4), classes()), CE),
+    Case("scaled_dot_product_attention, mask, dropout", "attention", lambda: FusedAttention(0.5, mask=True), pair(real(5, 4), classes()), CE),
+    Case("MultiheadAttention, two sequences, padding", "attention", CrossAttention, two_sequences, CE, layers=False),
     Case("TransformerEncoderLayer", "attention",
          lambda: nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, 0.1, batch_first=True), _Last(), nn.Linear(4, 3)),
          pair(real(5, 4), classes()), CE, layers=False),
     Case("Embedding", "attention", lambda: TinyLanguageModel(tied=False), pair(tokens(5, 4), classes(5, 4)), CE),
+    Case("Embedding, padding_idx", "attention", lambda: TinyLanguageModel(tied=False, padding_idx=0), pair(tokens(5, 4), classes(5, 4)), CE),
+    Case("Embedding, sparse gradients", "attention", lambda: TinyLanguageModel(tied=False, sparse=True),
+         pair(tokens(5, 4), classes(5, 4)), CE),
     Case("Embedding tied to the output", "attention", lambda: TinyLanguageModel(tied=True), pair(tokens(5, 4), classes(5, 4)), CE,
          layers=False),
 ]  # fmt: skip

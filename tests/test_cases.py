@@ -4,6 +4,7 @@ The references use plain autograd: J row by row, L'' by differentiating twice, p
 alone. What they share with the code under test is the forward pass and the frozen draws, nothing else.
 """
 
+import copy
 import functools
 
 import pytest
@@ -199,6 +200,21 @@ def test_rows_and_draws_are_found(reference):
     assert reference.layout.separable == reference.case.separable
     draws = reference.draws()
     assert len(reference.layout.draws) == len(draws.drawn)
+
+
+def test_a_step_lowers_the_loss_and_changes_buffers_by_one_pass(reference):
+    """Whole steps with a curvature batch; buffers are those of one pass over the batch at the old parameters."""
+    case, batch = reference.case, reference.batch
+    model = copy.deepcopy(reference.model)
+    expected = reference.network.buffers()
+    with reference.draws().over():
+        reference.network(reference.network.leaves(), batch.inputs, expected)
+    info = shf.SHF(model, case.loss, curvature_batch=3, seed=SEED, **case.handling).step(batch.inputs, batch.targets)
+    assert info.accepted
+    assert info.loss_after < info.loss_before
+    found = dict(model.named_buffers())
+    assert {f"model.{name}" for name in found} == set(expected)
+    assert all(torch.allclose(found[name.removeprefix("model.")], value) for name, value in expected.items())
 
 
 def test_jacobi_estimates_the_diagonal(reference):

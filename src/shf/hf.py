@@ -65,7 +65,7 @@ class HF(SHF):
                 "again, such as a list or a DataLoader"
             )
         network = self._network()
-        refuse_unsupported(self.model, ranks)
+        refuse_unsupported(network, ranks)
         sizes = [self._count(inputs) for inputs, _ in batches]
         if not sum(sizes) and not ranks.several:
             raise ValueError("batches is empty: expected at least one (inputs, targets) pair")

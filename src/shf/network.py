@@ -1,13 +1,15 @@
 """A module as a function of its parameters and buffers: nothing here writes to the module."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from shf.flat import Shapes
 from shf.interruption import poll
@@ -48,6 +50,22 @@ class _Bound(nn.Module):
 
     def forward(self, inputs: Any) -> Any:
         return self._forward(self.model, inputs)
+
+
+class _DenseGradients(TorchFunctionMode):
+    """`F.embedding` as if `sparse` were not set."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        return func(*args, **(kwargs | {"sparse": False} if func is F.embedding else kwargs))
+
+
+def dense_gradients(module: nn.Module) -> AbstractContextManager[object]:
+    """Inside, embeddings with `sparse=True` give dense gradients: sparse ones are no part of a flat vector."""
+    sparse = any(isinstance(m, nn.Embedding) and m.sparse for m in module.modules())
+    return _DenseGradients() if sparse else nullcontext()
 
 
 _PREFIX = "model."
@@ -104,7 +122,10 @@ class Network:
         buffers = self.buffers() if buffers is None else buffers
         replaced = {key: value for keys, value in zip(self._keys, values, strict=True) for key in keys}
         replaced |= {key: buffers[keys[0]] for _, keys in self._buffers for key in keys}
-        outputs = functional_call(self._bound, replaced, (inputs,), tie_weights=False)  # all names are there: faster
+        with dense_gradients(self.model):
+            outputs = functional_call(
+                self._bound, replaced, (inputs,), tie_weights=False
+            )  # all names are there: faster
         buffers.update({key: replaced[key] for key in buffers})
         return outputs
 

@@ -307,7 +307,7 @@ class SHF(Optimizer):
             raise TypeError("step takes (inputs, targets), not a closure: it evaluates model and loss by itself")
         batch = Batch.of(inputs, targets, self._select, self._count, may_be_empty=ranks.several)
         network = self._network()
-        refuse_unsupported(self.model, ranks)
+        refuse_unsupported(network, ranks)
         layout = self._find_layout(network, batch, self._scalars["seed"]) if batch.rows else NO_ROWS
         return self._participation(network, [batch.rows], (batch, layout))
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
 from shf.jacobian import Graph, Jacobian
+from shf.network import dense_gradients
 from shf.recording import Call
 from shf.rows import RowAxis
 
@@ -241,7 +242,8 @@ def _pullback_per_case(module: nn.Module, values: dict[str, Tensor], uses: Seque
 
     def one_case(a: Tensor, g: Tensor) -> dict[str, Tensor]:
         def layer(parameters: dict[str, Tensor]) -> Tensor:
-            return functional_call(module, parameters, (a[None],))  # type: ignore[no-any-return]
+            with dense_gradients(module):
+                return functional_call(module, parameters, (a[None],))  # type: ignore[no-any-return]
 
         return vjp(layer, values)[1](g[None])[0]  # type: ignore[no-any-return]
 

@@ -1,14 +1,33 @@
-"""Modules whose parameters or statistics others have already spread over processes: refused, with what to do instead."""
+"""Modules that a step cannot serve, refused with what to do instead: parameters or statistics that others have already
+spread over processes, embeddings that have no second derivative or rewrite their weights whenever they run."""
 
 import sys
 
 from torch import nn
 
+from shf.network import Network
 from shf.ranks import Ranks
 
 
-def refuse_unsupported(model: nn.Module, ranks: Ranks) -> None:
-    """Refuses DTensor parameters (FSDP2's `fully_shard`, tensor parallelism) and SyncBatchNorm in training mode."""
+def refuse_unsupported(network: Network, ranks: Ranks) -> None:
+    """Refuses DTensor parameters, SyncBatchNorm in training mode, EmbeddingBag, and Embedding with `max_norm`."""
+    _refuse_spread(network.model, ranks)
+    trained = {id(p) for p in network.parameters}
+    for name, m in network.model.named_modules():
+        if isinstance(m, nn.EmbeddingBag) and id(m.weight) in trained:
+            raise TypeError(
+                f"{name or 'the model'} is an EmbeddingBag, which torch cannot differentiate twice; use nn.Embedding and "
+                "the sum or mean of its outputs, or freeze it"
+            )
+        if isinstance(m, nn.Embedding) and m.max_norm is not None and id(m.weight) in trained:
+            raise TypeError(
+                f"{name or 'the model'} is an Embedding with max_norm={m.max_norm:g}: it rewrites its weights whenever it "
+                "runs, and every evaluation in a step must see the same network; give SHF(max_norm=...) instead"
+            )
+
+
+def _refuse_spread(model: nn.Module, ranks: Ranks) -> None:
+    """DTensor parameters (FSDP2's `fully_shard`, tensor parallelism) and SyncBatchNorm in training mode."""
     loaded = sys.modules.get("torch.distributed.tensor")  # no DTensor exists where this was never imported
     for name, p in model.named_parameters():
         if loaded is not None and isinstance(p, loaded.DTensor):
