@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from contest import Method, Row, Step, Task, contest, parser, stochastic
+from contest import Method, Row, Step, Task, by_gradient, contest, parser, stochastic
 from shf.lab.baselines.registry import find
 
 CONTEXT, WIDTH, HEADS, LAYERS, CHARACTERS = 64, 128, 4, 4, 96
@@ -92,13 +92,7 @@ def documentation(modules: int | None = None) -> Task:
 
 def adamw(model: nn.Module, rate: float) -> Step:
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1)
-
-    def step(inputs: Tensor, targets: Tensor) -> None:
-        optimizer.zero_grad()
-        LOSS(model(inputs), targets).backward()
-        optimizer.step()
-
-    return step
+    return by_gradient(model, LOSS, optimizer)
 
 
 def methods() -> list[Method]:

@@ -1,9 +1,9 @@
 """The pathological long-term tasks on a plain tanh network: SHF with structural damping against Adam with clipping.
 
 Adding: at two marked steps a number is to be remembered; wanted is ½ + (a + b)/4, within 0.04. Temporal order: two of the
-symbols are X or Y, the rest distractors; wanted is which of XX, XY, YX, YY. After Hochreiter & Schmidhuber (1997) and
-Martens & Sutskever (2011): lengths from T to 1.1 T, events in the first tenth and first half (adding), in the second and
-sixth tenth (order). Solved: fewer than 1 % of new sequences are wrong.
+symbols are X or Y, the rest distractors; wanted is which of XX, XY, YX, YY. Both after Martens & Sutskever (2011): lengths
+T to 1.1 T, events in the first tenth and first half (adding), in the second and sixth tenth (order). Solved: fewer than
+1 % are wrong of 2,000 held-out sequences, and of 2,000 others for the test; the run then ends.
 
 python examples/longterm.py --T 50 100 --seconds 600 --seed 0 1 2
 """
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import shf
-from contest import Method, Row, Step, Task, contest, parser, stochastic
+from contest import Method, Row, Step, Task, by_gradient, contest, parser, stochastic
 
 UNITS, CONNECTIONS, RADIUS = 50, 15, 1.1
 SHF = {"structural_damping": 0.03, "cg_iterations": 20, "curvature_batch": 200, "backtracking": "first-worse"}
@@ -65,8 +65,9 @@ def order(T: int, count: int, source: torch.Generator) -> Sequences:
     return (nn.functional.one_hot(symbols, 6).float(), lengths), 2 * events[:, 0] + events[:, 1]
 
 
-def right(z: Tensor, targets: Tensor) -> Tensor:
-    return z.argmax(1) == targets if z.shape[1] > 1 else ((z - targets).abs() <= 0.04).squeeze(1)
+def wrong(z: Tensor, targets: Tensor) -> float:  # in per cent
+    right = z.argmax(1) == targets if z.shape[1] > 1 else (z - targets).abs() <= 0.04
+    return 100 - 100 * right.double().mean().item()
 
 
 def long_term(name: str, T: int, loss: nn.Module) -> Task:
@@ -78,22 +79,18 @@ def long_term(name: str, T: int, loss: nn.Module) -> Task:
             yield make(T, size, source)
 
     def evaluate(model: nn.Module) -> Row:
-        wrong = 100 - 100 * right(model(*test[0]), test[1]).double().mean().item()
-        return {"held_out_loss": loss(model(*held_out[0]), held_out[1]).item(), "wrong_percent": wrong}
+        (z, y), (z_test, y_test) = ((model(*x), t) for x, t in (held_out, test))
+        found = {"held_out_loss": loss(z, y).item(), "held_out_wrong_percent": wrong(z, y)}
+        return {**found, "wrong_percent": wrong(z_test, y_test)}
 
-    return Task(f"{name}-{T}", model, batches, evaluate, tuned_on="held_out_loss")
+    def solved(row: Row) -> bool:
+        return row["held_out_wrong_percent"] < 1 and row["wrong_percent"] < 1
+
+    return Task(f"{name}-{T}", model, batches, evaluate, "held_out_loss", solved)
 
 
 def adam(loss: nn.Module, model: nn.Module, rate: float) -> Step:
-    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
-
-    def step(inputs: tuple[Tensor, Tensor], targets: Tensor) -> None:
-        optimizer.zero_grad()
-        loss(model(*inputs), targets).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-
-    return step
+    return by_gradient(model, loss, torch.optim.Adam(model.parameters(), lr=rate), clip=1.0)
 
 
 def second_order(name: str, loss: nn.Module, **settings: float) -> Method:
@@ -111,7 +108,7 @@ def main() -> None:
         methods = [
             second_order("shf", loss, damping=lam),
             second_order("shf-without", loss, damping=lam, structural_damping=0.0),
-            Method("adam", 100, partial(adam, loss), (0.01, 0.003, 0.001), {"clipped at": 1.0}),
+            Method("adam", 100, partial(adam, loss), (0.01, 0.003, 0.001, 0.0003), {"clipped at": 1.0}),
         ]
         contest([long_term(name, T, loss)], methods, chosen)
 
