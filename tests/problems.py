@@ -47,12 +47,19 @@ LOSSES = (
 )
 
 
+class Steady(nn.Module):
+    """Passes on what it is given, and names it as worth holding steady: structural damping acts on it."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return shf.hold_steady(inputs)
+
+
 def _linear() -> nn.Module:
-    return nn.Linear(FEATURES, CLASSES)
+    return nn.Sequential(nn.Linear(FEATURES, CLASSES), Steady())
 
 
 def _body(activation: type[nn.Module], *more: nn.Module) -> nn.Module:
-    return nn.Sequential(nn.Linear(FEATURES, 5), *more, activation(), nn.Linear(5, CLASSES))
+    return nn.Sequential(nn.Linear(FEATURES, 5), *more, activation(), Steady(), nn.Linear(5, CLASSES))
 
 
 def _dead() -> nn.Module:
@@ -76,6 +83,31 @@ def _huge() -> nn.Module:
     return model
 
 
+class Recurrent(nn.Module):
+    """Reads a row from left to right."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.out = nn.RNNCell(1, 4), nn.Linear(4, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = inputs.new_zeros(len(inputs), 4)
+        for entry in inputs.split(1, dim=1):
+            hidden = shf.hold_steady(self.cell(entry, hidden))
+        return self.out(hidden)
+
+
+class Convolved(nn.Module):
+    """Takes a row as a short signal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.signal, self.out = nn.Conv1d(1, 2, 3, padding=1), nn.Linear(2 * FEATURES, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.out(shf.hold_steady(self.signal(inputs[:, None, :]).tanh()).flatten(1))
+
+
 MODELS = (
     _linear,
     lambda: _body(nn.Tanh),
@@ -87,6 +119,8 @@ MODELS = (
     _dead,
     _zero,
     _huge,
+    Recurrent,
+    Convolved,
 )
 
 
@@ -118,17 +152,25 @@ def _spoil(data: Tensor, draw: random.Random) -> Tensor:
 
 def _options(draw: random.Random) -> dict[str, Any]:
     return {
-        "damping": draw.choice((1e-15, 1e-6, 0.1, 1.0, 100.0, 1e15)),
+        "damping": draw.choice((1e-15, 1e-6, 0.1, 1.0, 100.0, 1e15, "auto")),
         "damping_factor": draw.choice((0.99, 2 / 3, 0.1)),
+        "damping_rule": draw.choice(("batch", "batch", "held-out")),
+        "structural_damping": draw.choice((0.0, 0.0, 0.1, 1e6)),
         "cg_iterations": draw.choice((1, 3, 12)),
+        "cg_worth": draw.choice((False, False, True)),
         "curvature_batch": draw.choice((None, None, 1, 3)),
+        "curvature_rows": draw.choice(("block", "strided")),
         "cg_decay": draw.choice((0.0, 0.5, 1.0)),
         "update_decay": draw.choice((1.0, 0.5)),
-        "preconditioner": draw.choice(("empirical-fisher", "empirical-fisher", "jacobi", None)),
+        "preconditioner": draw.choice(("empirical-fisher", "jacobi", "kronecker", None)),
         "preconditioner_exponent": draw.choice((0.0, 0.75, 1.0)),
+        "factor_every": draw.choice((None, 1)),
         "backtracking": draw.choice(("all", "first-worse", None)),
         "line_search_steps": draw.choice((0, 5, 60)),
         "max_norm": draw.choice((None, None, 1e-3, 1.0, "fan-in")),
+        "averaging": draw.choice((0.0, 0.0, 0.9)),
+        "noise_every": draw.choice((None, None, 1)),
+        "microbatch": draw.choice((None, None, 1, 2)),
         "weight_decay": draw.choice((0.0, 0.0, 1e-4, 10.0)),
         "max_rejections": None,
         "nonfinite": draw.choice(("raise", "skip")),
@@ -146,7 +188,7 @@ def draw_problem(seed: int) -> Drawn:
     inputs_scale, targets_scale = draw.choice(SCALES), draw.choice(SCALES)
     same_labels = draw.random() < 0.2
     batches = []
-    for _ in range(2):
+    for _ in range(draw.choice((2, 2, 2, 5))):
         inputs = _spoil(inputs_scale * torch.randn(rows, FEATURES, dtype=torch.float64), draw).to(dtype)
         targets = targets_scale * torch.randn(rows, CLASSES, dtype=torch.float64)
         targets = _spoil(targets, draw) if draw.random() < 0.3 else targets

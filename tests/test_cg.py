@@ -220,6 +220,21 @@ def test_a_preconditioner_that_overflows_ends_the_run():
     assert (found.steps, found.stop, found.last.tolist()) == (0, CGStop.NON_FINITE, [0.0] * 4)
 
 
+def test_scalars_beyond_the_largest_number_of_the_vectors_type_end_the_run():
+    """α = 10³⁹, then β = 10⁴⁰, of single-precision vectors. Fails without either comparison with `largest` in
+    `conjugate_gradient`: torch raises a RuntimeError from inside the step."""
+    b = torch.full((2,), 1e10)
+    found = conjugate_gradient(lambda v: v * 1e-20 * 1e-19, b, iterations=2)
+    assert (found.steps, found.stop, found.last.tolist()) == (0, CGStop.NON_FINITE, [0.0, 0.0])
+    scales = iter([1e-15, 1e25])
+    curvature = torch.tensor([1e20, 2e20])
+    found = conjugate_gradient(
+        lambda v: v * curvature, torch.full((2,), 1e-10), iterations=3, precondition=lambda r: r * next(scales)
+    )
+    assert (found.steps, found.stop) == (1, CGStop.NON_FINITE)
+    assert found.last.isfinite().all()
+
+
 def test_an_iterate_beyond_the_largest_number_is_not_kept():
     found = conjugate_gradient(lambda v: v * 1e-30, torch.full((2,), 1e20), iterations=3)
     assert (found.steps, found.stop, found.last.tolist()) == (0, CGStop.NON_FINITE, [0.0, 0.0])

@@ -144,6 +144,7 @@ def conjugate_gradient(
         >>> conjugate_gradient(A.mv, torch.ones(3), iterations=3).last
         tensor([1.0000, 0.5000, 0.2500])
     """
+    largest = torch.finfo(rhs.dtype).max  # CG's scalars are doubles; beyond it torch raises
     x = torch.empty_like(rhs) if out is None else out
     if start is None:
         x.zero_()
@@ -184,11 +185,13 @@ def conjugate_gradient(
         if pAp <= 0:
             return finish(number - 1, CGStop.NON_POSITIVE_CURVATURE)
         alpha = ry / pAp
+        if abs(alpha) > largest:
+            return finish(number - 1, CGStop.NON_FINITE)
         r.sub_(Ap, alpha=alpha)
         y = precondition(r)
         ry_next = dot(r, y)
         value = history[-1] - 0.5 * alpha * ry
-        if not all(map(math.isfinite, (alpha, ry_next, value))):
+        if not (math.isfinite(ry_next) and math.isfinite(value)):
             return finish(number - 1, CGStop.NON_FINITE)
         x.sub_(p, alpha=alpha)
         history.append(value)
@@ -196,6 +199,8 @@ def conjugate_gradient(
             take(number)
         if stop(history):
             return finish(number, CGStop.PROGRESS)
+        if abs(ry_next / ry) > largest:
+            return finish(number, CGStop.NON_FINITE)
         torch.add(y, p, alpha=ry_next / ry, out=p)
         ry = ry_next
     return finish(iterations, CGStop.ITERATIONS)
