@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+import helpers  # noqa: F401 - the hypothesis profile, before any test is made by it
+
 
 @pytest.fixture(autouse=True)
 def _quiet_torch():

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import helpers  # noqa: F401 - the hypothesis profile
 from shf.damping import DAMPING_MAX, DAMPING_MIN, DampingBound, adapt_damping, bound_reached, reduction_ratio
 
 FAILURE = -math.inf

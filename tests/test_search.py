@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import helpers  # noqa: F401 - the hypothesis profile
 from shf.search import Backtracking, Choice, Rate, backtrack, line_search
 
 ALL, FIRST_WORSE, LAST = Backtracking.ALL, Backtracking.FIRST_WORSE, Backtracking.LAST

@@ -1,6 +1,7 @@
-"""Every parser of ours as a function of bytes: it reads them or refuses them by its own error; all else is a finding.
+"""Every parser of ours as a function of bytes: it reads them (True) or refuses them by its own error (False); any other
+error, and a value that is not what the parser promises, is a finding.
 
-`SEEDS` are well-formed inputs from which fuzzing starts. Files are written into memory where the system has such a place.
+`seeds()` are well-formed inputs from which fuzzing starts. Files are written into memory where the system has such a place.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import pickle
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import scipy.io
@@ -23,12 +25,12 @@ import scipy.sparse
 import torch
 
 from shf.lab import checkpoint, lock, records
-from shf.lab.choices import ChoicesError, read_choices
+from shf.lab.choices import Choice, ChoicesError, Trial, read_choices
 from shf.lab.data import DamagedDataError, idx
 from shf.lab.data.archives import gunzip, tar_member, zip_member
 from shf.lab.data.matfile import read_variables
 from shf.lab.data.pickles import load_arrays
-from shf.lab.experiments import ExperimentError
+from shf.lab.experiments import EXPERIMENTS, ExperimentError
 from shf.lab.npz import NpzError, read_npz
 from shf.lab.runconfig import RunConfig
 from shf.lab.samples import encode_samples
@@ -44,72 +46,112 @@ def _file(name: str, content: bytes) -> Path:
     return path
 
 
-def read_checkpoint(content: bytes) -> None:
+def read_checkpoint(content: bytes) -> bool:
     try:
-        checkpoint.read(_file("c.ckpt", content))
+        state = checkpoint.read(_file("c.ckpt", content))
     except checkpoint.CheckpointError:
-        return
+        return False
+    for value in state.values():
+        assert not isinstance(value, torch.Tensor) or value.untyped_storage().nbytes() <= len(content)
+    return True
 
 
-def read_checkpoint_payload(content: bytes) -> None:
+def read_checkpoint_payload(content: bytes) -> bool:
     """Behind the checksum, which an attacker can make right."""
     beginning = f"{checkpoint.SCHEMA} {len(content)} ".encode()
     digest = hashlib.sha256(beginning + content).hexdigest().encode()
-    read_checkpoint(b"shf-checkpoint " + beginning + digest + b"\n" + content)
+    return read_checkpoint(b"shf-checkpoint " + beginning + digest + b"\n" + content)
 
 
-def read_run_json(content: bytes) -> None:
+def read_run_json(content: bytes) -> bool:
     (_FOLDER / records.METRICS_FILE).write_bytes(b"")
     _file(records.RUN_FILE, content)
     try:
         run = records.read_run(_FOLDER)
-        RunConfig.from_json(run.config).fingerprint()
+        assert len(RunConfig.from_json(run.config).fingerprint()) == 64
     except (records.RecordError, ExperimentError):
-        return
+        return False
+    assert run.problems == () or all(isinstance(words, str) for words in run.problems)
+    return True
 
 
-def read_metrics(content: bytes) -> None:
+def read_metrics(content: bytes) -> bool:
     _file(records.METRICS_FILE, content)
     _file(records.RUN_FILE, json.dumps({"schema": 1, "config": {}}).encode())
     try:
         run = records.read_run(_FOLDER)
-        for name in ("objective", "epoch"):
-            run.column(name)
-            run.column(name, "iteration")
     except records.RecordError:
-        return
+        return False
+    for kind, rows in (("epoch", run.epochs), ("iteration", run.iterations)):
+        for name in ("objective", "epoch"):
+            column = run.column(name, kind)
+            assert column.dtype == np.float64
+            assert column.shape == (len(rows),)
+    return True
 
 
-def read_tuned(content: bytes) -> None:
+def read_tuned(content: bytes) -> bool:
     try:
-        read_choices(_file("tuned.json", content))
+        assert isinstance(read_choices(_file("tuned.json", content)), dict)
     except ChoicesError:
-        return
+        return False
+    return True
 
 
-def read_owner(content: bytes) -> None:
+def read_owner(content: bytes) -> bool:
+    """A note that cannot be read is no obstacle: it is None then, and never an error."""
     _file(lock.OWNER_FILE, content)
-    lock._owner(_FOLDER)
+    owner = lock._owner(_FOLDER)
+    assert owner is None or [type(part) for part in owner] == [str, int]
+    return owner is not None
 
 
-def read_arrays(content: bytes) -> None:
+def read_arrays(content: bytes) -> bool:
     try:
-        read_npz(content, limit=LIMIT)
+        arrays = read_npz(content, limit=LIMIT)
     except NpzError:
-        return
+        return False
+    return numeric(*arrays.values())
 
 
-def _refusing(call: Callable[[bytes], object]) -> Callable[[bytes], None]:
-    def target(content: bytes) -> None:
+def numeric(*arrays: Any) -> bool:
+    """True, if it is so: numbers alone, no more bytes than the limit, and indices of sparse ones within their shape."""
+    for array in arrays:
+        assert array.dtype.kind in "biuf"
+        assert array.data.nbytes <= LIMIT
+        if scipy.sparse.issparse(array):
+            array.check_format(full_check=True)
+    return True
+
+
+def flat(value: Any) -> Iterator[Any]:
+    """The arrays of nested tuples."""
+    if isinstance(value, tuple):
+        for part in value:
+            yield from flat(part)
+    else:
+        yield value
+
+
+def _refusing(call: Callable[[bytes], Any], sound: Callable[[bytes, Any], bool]) -> Callable[[bytes], bool]:
+    """A reader of data: what it does not refuse must be sound."""
+
+    def target(content: bytes) -> bool:
         try:
-            call(content)
+            value = call(content)
         except DamagedDataError:
-            return
+            return False
+        assert sound(content, value)
+        return True
 
     return target
 
 
-TARGETS: dict[str, Callable[[bytes], None]] = {
+def _short(content: bytes, value: bytes) -> bool:
+    return isinstance(value, bytes) and len(value) <= LIMIT
+
+
+TARGETS: dict[str, Callable[[bytes], bool]] = {
     "checkpoint": read_checkpoint,
     "checkpoint-payload": read_checkpoint_payload,
     "run-json": read_run_json,
@@ -117,12 +159,18 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "tuned": read_tuned,
     "owner": read_owner,
     "npz": read_arrays,
-    "mat": _refusing(lambda content: read_variables(content, ["a", "s"], limit=LIMIT, label="x")),
-    "pickle": _refusing(load_arrays),
-    "idx": _refusing(lambda content: idx.decode(content, axes=3)),
-    "gzip": _refusing(lambda content: gunzip(content, LIMIT, "x")),
-    "zip": _refusing(lambda content: zip_member(_file("a.whl", content), "m", LIMIT)),
-    "tar": _refusing(lambda content: tar_member(_file("a.tar.gz", content), "m", LIMIT, archive_limit=LIMIT)),
+    "mat": _refusing(
+        lambda content: read_variables(content, ["a", "s"], limit=LIMIT, label="x"),
+        lambda content, value: set(value) == {"a", "s"} and numeric(*value.values()),
+    ),
+    "pickle": _refusing(load_arrays, lambda content, value: numeric(*flat(value))),
+    "idx": _refusing(
+        lambda content: idx.decode(content, axes=3),
+        lambda content, value: value.ndim == 3 and idx.encode(value) == content,
+    ),
+    "gzip": _refusing(lambda content: gunzip(content, LIMIT, "x"), _short),
+    "zip": _refusing(lambda content: zip_member(_file("a.whl", content), "m", LIMIT), _short),
+    "tar": _refusing(lambda content: tar_member(_file("a.tar.gz", content), "m", LIMIT, archive_limit=LIMIT), _short),
 }
 
 
@@ -150,9 +198,24 @@ def _tar() -> bytes:
 
 
 def _run_json() -> bytes:
-    config = {"experiment": {}, "method": "shf", "settings": {}, "batch": 1, "epochs": 1, "options": []}
-    seal = records.Seal.of(b"").to_json()
-    return json.dumps({"schema": 1, "status": "finished", "config": config, "metrics": seal}).encode()
+    config = RunConfig(EXPERIMENTS["mnist-classifier"], "shf", {"damping": 1.0}, 100, epochs=1).to_json()
+    path = _FOLDER / "seed.json"
+    records.write_run(path, {"status": "finished", "config": config, "metrics": records.Seal.of(b"").to_json()})
+    return path.read_bytes()
+
+
+def _tuned() -> bytes:
+    trial = Trial({"learning_rate": 0.1}, None, (0.5, None), 10, 1.5)
+    choice = Choice("curves", "sgd", {"learning_rate": 0.1}, None, 0.5, "loss", {"seconds": 9.0}, 10, 0, (), (trial,))
+    return json.dumps({"curves": {"sgd": choice.to_json()}}).encode()
+
+
+PYTHON_2_PICKLE = (
+    b"\x80\x02cnumpy.core.multiarray\n_reconstruct\nq\x01cnumpy\nndarray\nq\x02K\x00\x85U\x01b\x87Rq\x03"
+    b"(K\x01K\x02\x85cnumpy\ndtype\nq\x04U\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xff"
+    b"K\x00tb\x89T\x02\x00\x00\x00\x07\xfetb."
+)
+"""As mnist.pkl.gz is written: protocol 2, an array's bytes as a Python 2 string."""
 
 
 def seeds() -> dict[str, list[bytes]]:
@@ -164,11 +227,11 @@ def seeds() -> dict[str, list[bytes]]:
         "checkpoint-payload": [state.split(b"\n", 1)[1]],
         "run-json": [_run_json()],
         "metrics": [b'{"row":"epoch","epoch":1,"objective":0.5}\n{"row":"iteration","objective":"nan"}\n'],
-        "tuned": [b'{"curves":{"shf":{"experiment":"curves","trials":[]}}}'],
+        "tuned": [_tuned()],
         "owner": [b'{"host":"a","pid":1}'],
         "npz": [encode_samples({"images": array.astype("u1"), "labels": np.arange(2)})],
         "mat": [_mat(compress=False), _mat(compress=True)],
-        "pickle": [pickle.dumps((array, (array[0],)), protocol=p) for p in (2, 3)],
+        "pickle": [PYTHON_2_PICKLE, pickle.dumps((array, (array[0],)), protocol=3)],
         "idx": [idx.encode(np.zeros((2, 2, 1), np.uint8))],
         "gzip": [gzip.compress(b"content", mtime=0)],
         "zip": [_zip()],

@@ -127,7 +127,6 @@ class MetricsFile:
             handle.seek(self._written)
             handle.write(self._pending)
             handle.flush()
-            handle.truncate()
             if sync:
                 os.fsync(handle.fileno())
         self._written += len(self._pending)
