@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shf.ranks import RankError
+from shf.rollcall import call_the_roll
 from shf.witness import GRACE_SECONDS, Witness
 
 
@@ -51,7 +52,9 @@ def join(timeout: float = 3600.0) -> Channel | None:
     if not dist.is_available() or not dist.is_torchelastic_launched():
         return None
     if not dist.is_initialized():
-        dist.init_process_group("gloo")
+        store, rank, size = next(_rendezvous("env://"))
+        start = _PrefixStore(call_the_roll(store, rank, size, timeout), store)
+        dist.init_process_group("gloo", store=start, rank=rank, world_size=size)
     return Channel(dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout)))
 
 
@@ -169,6 +172,10 @@ class Channel:
             raise RankError(message, finding.ranks) from error
         self.traffic.seconds += time.perf_counter() - begin
 
+
+# torch.distributed has these two where it is available, without declaring that it exports them
+_rendezvous: Any = getattr(dist, "rendezvous", None)
+_PrefixStore: Any = getattr(dist, "PrefixStore", None)
 
 # torch 2.13 has new names for these two, and warns at the old ones
 _all_gather: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)

@@ -69,6 +69,8 @@ def test_a_run_on_two_ranks_is_the_run_on_one(tmp_path: Path) -> None:
         pytest.param("kill 0 5", marks=pytest.mark.slow),
         pytest.param("raise 1 5", marks=pytest.mark.slow),
         pytest.param("raise 0 1", marks=pytest.mark.slow),
+        pytest.param("break 1 5", marks=pytest.mark.slow),
+        pytest.param("break 0 5", marks=pytest.mark.slow),
     ],
 )
 def test_a_rank_that_fails_is_restarted_and_nothing_is_lost(tmp_path: Path, fault: str) -> None:

@@ -1,6 +1,7 @@
 """The command `shf` with a tiny experiment in its registry, for torchrun; a rank may be told to fail once.
 
-FAULT="kill 1 5" makes rank 1 kill itself in its fifth step, unless torchrun has restarted it; "raise" and "hang" likewise.
+FAULT="kill 1 5" makes rank 1 kill itself at its fifth step, unless torchrun has restarted it; "hang" and "break" (an error
+before the step, of which the others hear nothing) likewise; "raise" is an error inside the step.
 STEP_SECONDS makes every step take longer, so that there is time to disturb it.
 """
 
@@ -31,16 +32,17 @@ def fail(kind: str) -> None:
 def with_fault(kind: str, rank: str, number: str) -> None:
     if os.environ["RANK"] != rank or os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
         return
-    original, steps = shf.SHF.step, 0
+    name = "_prepare" if kind == "raise" else "step"
+    original, steps = getattr(shf.SHF, name), 0
 
-    def step(self: Any, *args: Any) -> Any:
+    def disturbed(self: Any, *args: Any) -> Any:
         nonlocal steps
         steps += 1
         if steps == int(number):
             fail(kind)
         return original(self, *args)
 
-    shf.SHF.step = step  # type: ignore[method-assign]
+    setattr(shf.SHF, name, disturbed)
 
 
 def slowed(seconds: float) -> None:

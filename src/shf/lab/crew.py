@@ -33,10 +33,12 @@ class Crew:
 
     Attributes:
         restarted: whether torchrun has started them anew after a failure.
+        listening: on rank 0, whether the others wait for what it says; in a step, and after one that failed, they do not.
     """
 
     def __init__(self, channel: Channel | None = None) -> None:
         self._channel = channel
+        self.listening = True
         self.restarted = channel is not None and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
     @property
@@ -60,7 +62,7 @@ class Crew:
         if (seconds := config.settings.get("rank_timeout")) is not None:  # the others wait as long as rank 0 needs
             self._channel.wait_at_most(seconds)
         _say(self._channel, {"do": "build", "config": config.to_json()})
-        method.optimizer = _Leading(method.optimizer, self._channel)  # type: ignore[attr-defined]
+        method.optimizer = _Leading(method.optimizer, self._channel, self)  # type: ignore[attr-defined]
 
     def follow(self) -> None:
         """The other ranks: does what rank 0 says until it says that the run is over."""
@@ -83,11 +85,12 @@ def joined() -> Iterator[Crew]:
     if channel is None:
         yield Crew()
         return
+    crew = Crew(channel)
     try:
         try:
-            yield Crew(channel)
+            yield crew
         finally:
-            if channel.rank == 0:  # also where rank 0 failed; who is gone already cannot be told
+            if channel.rank == 0 and crew.listening:  # also where rank 0 failed; who is gone already cannot be told
                 with suppress(RankError):
                     _say(channel, {"do": "end"})
     finally:
@@ -97,9 +100,10 @@ def joined() -> Iterator[Crew]:
 class _Leading:
     """The optimizer of rank 0: what it is told to do, the others are told as well."""
 
-    def __init__(self, optimizer: SHF, channel: Channel) -> None:
+    def __init__(self, optimizer: SHF, channel: Channel, crew: Crew) -> None:
         self._optimizer = optimizer
         self._channel = channel
+        self._crew = crew
         self._current = False  # whether the others have this network's parameters and this optimizer's state
 
     def __getattr__(self, name: str) -> Any:
@@ -110,7 +114,10 @@ class _Leading:
             self._say("load", model=self._optimizer.model.state_dict(), optimizer=self._optimizer.state_dict())
             self._current = True
         self._say("step", inputs=inputs, targets=targets)
-        return self._optimizer.step(*_own(self._channel, inputs, targets))
+        self._crew.listening = False
+        info = self._optimizer.step(*_own(self._channel, inputs, targets))
+        self._crew.listening = True
+        return info
 
     def next_epoch(self) -> None:
         if self._current:
