@@ -14,7 +14,7 @@ from runs_helpers import assert_same_run, rows_without_clock
 from shf.lab.records import read_run
 
 MAIN = Path(__file__).with_name("torchrun_main.py")
-OPTIONS = ("--threads", "1", "--checkpoint-seconds", "0", "--quiet")
+OPTIONS = {"run": ("--threads", "1", "--checkpoint-seconds", "0", "--quiet"), "resume": ("--quiet",)}
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def launch(ranks: int, *words: str | Path, restarts: int = 0, fault: str | None 
         "--max-restarts",
         str(restarts),
     ]
-    command = [sys.executable, "-m", *launcher, str(MAIN), *map(str, words), *OPTIONS]
+    command = [sys.executable, "-m", *launcher, str(MAIN), *map(str, words), *OPTIONS[str(words[0])]]
     environment = {**os.environ, **({"FAULT": fault} if fault else {})}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -49,7 +49,7 @@ def objectives(directory: Path) -> list[float]:
 
 
 def alone(directory: Path, *words: str) -> None:
-    command = [sys.executable, str(MAIN), "run", "tiny", "--out", str(directory), *words, *OPTIONS]
+    command = [sys.executable, str(MAIN), "run", "tiny", "--out", str(directory), *words, *OPTIONS["run"]]
     subprocess.run(command, check=True, timeout=280, stdout=subprocess.DEVNULL)
 
 
