@@ -123,9 +123,9 @@ def test_cg_iterates_and_quadratic_model(trace):
     for k in range(trace.iterations):
         objective = trace.objective_at(k)
         lam = float(trace.of.damping[k])
-        expansion, B = objective.expand(lam), objective.curvature().product
+        expansion = objective.expand(lam)
         cg = conjugate_gradient(
-            lambda v, B=B, lam=lam: B(v).add_(v, alpha=lam),
+            objective.curvature(lam).product,
             -expansion.gradient,
             start=trace.start_at(k),
             iterations=trace.meta["cg_iterations"],

@@ -14,7 +14,8 @@ from torch import Tensor
 Dot = Callable[[Tensor, Tensor], float]
 """The inner product of two flat vectors."""
 LinearMap = Callable[[Tensor], Tensor]
-"""A map of flat vectors. It may hand out the same buffer at every call: CG reads a result before it asks for the next."""
+"""A map of flat vectors. It may hand out the same buffer at every call, and product and preconditioner may share one: CG
+reads a result before it asks either for the next."""
 
 
 Visit = Callable[[int, Tensor, float], None]

@@ -25,14 +25,22 @@ class GaussNewton:
         hessian: u ↦ L''u at that batch's outputs.
         scale: s. 1 for a mean over rows; B/B_c for a sum, so that the subset stands for the whole batch.
         steadiness: w, for structural damping λμ/C with C curvature rows; the Jacobian must then know J_h.
+        out: where products are put; by default in a vector of their own.
     """
 
-    def __init__(self, jacobian: Jacobian, hessian: HessianMap, scale: float = 1.0, steadiness: float = 0.0) -> None:
+    def __init__(
+        self,
+        jacobian: Jacobian,
+        hessian: HessianMap,
+        scale: float = 1.0,
+        steadiness: float = 0.0,
+        out: Tensor | None = None,
+    ) -> None:
         self._jacobian = jacobian
         self._hessian = hessian
         self._scale = scale
         self._steadiness = steadiness
-        self._out: Tensor | None = None
+        self._out = out
 
     def __call__(self, vector: Tensor) -> Tensor:
         """Bv, or (B + w·J_h'J_h)v. The result is overwritten by the next call."""

@@ -39,11 +39,11 @@ class Decay:
         weighted = [(w, v.reshape(-1)) for w, v in zip(self.weights, values, strict=True) if w]
         return 0.5 * sum(w * torch.dot(v, v).item() for w, v in weighted)
 
-    def add_product_(self, out: Tensor, values: Sequence[Tensor]) -> Tensor:
-        """out + Wv in place, v in pieces: the penalty's gradient at v, and its part of a product Bv."""
+    def add_product_(self, out: Tensor, values: Sequence[Tensor], damping: float = 0.0) -> Tensor:
+        """out + (W + λI)v in place, v in pieces: the penalty's gradient at v, and its part of a damped product."""
         for w, piece, v in zip(self.weights, self.shapes.split(out), values, strict=True):
-            if w:
-                piece.add_(v, alpha=w)
+            if w + damping:
+                piece.add_(v, alpha=w + damping)
         return out
 
     def add_diagonal_(self, out: Tensor, damping: float) -> Tensor:

@@ -29,10 +29,10 @@ class LastSolution:
         return self.part is not None or any("delta" in entry for entry in state.values())
 
     def read(self, network: Network, state: OptimizerState, ranks: Ranks) -> Tensor | None:
-        """δ as this process holds vectors; None before the first step. Parameters that are new have zeros."""
+        """A copy of δ as this process holds vectors; None before the first step. Parameters that are new have zeros."""
         same = self.network is not None and self.network.names == network.names
         if self.part is not None and same:
-            return self.part
+            return self.part.clone()
         self.gather(state, ranks)
         deltas = whole_deltas(network, state)
         if all(d is None for d in deltas):

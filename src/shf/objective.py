@@ -121,6 +121,7 @@ class Objective:
         self._expansion: LossExpansion | None = None
         self._renewal = renewal
         self._recorded: tuple[Jacobian, LossExpansion] | None = None
+        self._scratch: Tensor | None = None
         self._explained = [True] * len(renewal.blocks) if renewal is not None else []
         if not ranks.several:  # else where the other processes can be told: in the first pass
             self._refuse_chunks_where_rows_mix()
@@ -128,7 +129,9 @@ class Objective:
     def expand(self, damping: float) -> Expansion:
         terms = self._sum_terms()
         exponent, ranks, decay = self._settings.exponent, self._ranks, self._decay
-        here = expand_terms(terms, self._network, decay, ranks, damping=damping, exponent=exponent)
+        if not ranks.several:  # a product and P⁻¹r are never needed at once; elsewhere they may differ in size
+            self._scratch = torch.empty_like(terms.gradient)
+        here = expand_terms(terms, self._network, decay, ranks, damping=damping, exponent=exponent, out=self._scratch)
         if self._renewal is None:
             return here
         if self._renewal.due:
@@ -142,7 +145,7 @@ class Objective:
         return total.value, total.gradient, total.diagonal
 
     def curvature(self, damping: float = 0.0) -> Curvature:
-        """v ↦ (B + λμS)v; the result is the caller's to change, and may be overwritten by the next call.
+        """v ↦ (B + λI + λμS)v; the result is the caller's to change, and may be overwritten by the next call, or by P⁻¹'s.
 
         S = (1/C) Σ_i J_h,i'J_h,i over the C curvature rows: ½v'Sv is half the squared change of the tensors that the model
         holds steady, summed over them and averaged over rows. It is a mean also where the loss is a sum: λ, which stands
@@ -168,7 +171,7 @@ class Objective:
         def product(vector: Tensor) -> Tensor:
             whole = self._ranks.whole(vector, size)
             Bv = self._ranks.sum(lambda: own_part(whole), whole)
-            return decay.add_product_(Bv, decay.shapes.split(vector))
+            return decay.add_product_(Bv, decay.shapes.split(vector), damping)
 
         def structural(vector: Tensor) -> float:
             whole = self._ranks.whole(vector, size)
@@ -254,7 +257,7 @@ class Objective:
                 )
             J = self._make_jacobian(rows, record=False, steady=True)
             L = self._loss.expand(J.outputs, self._batch.take_targets(rows))
-        return GaussNewton(J, L.hessian(), scale=scale, steadiness=steadiness)
+        return GaussNewton(J, L.hessian(), scale=scale, steadiness=steadiness, out=self._scratch)
 
     def _own_value(self, values: Sequence[Tensor]) -> float:
         if self._batch.rows == 0:

@@ -70,13 +70,16 @@ def random_signs(like: Tensor, seed: int) -> Tensor:
     return signs.bernoulli_(0.5, generator=generator(like.device, seed)).mul_(2).sub_(1)
 
 
-def solve_diagonal(diagonal: Tensor | None, damping: float, decay: Decay, exponent: float) -> LinearMap:
-    """r ↦ P⁻¹r with P = [diagonal + λ + w]^ξ; the result is overwritten by the next call, the diagonal by this one."""
+def solve_diagonal(
+    diagonal: Tensor | None, damping: float, decay: Decay, exponent: float, out: Tensor | None = None
+) -> LinearMap:
+    """r ↦ P⁻¹r with P = [diagonal + λ + w]^ξ, into `out`; the result is overwritten by the next call, the diagonal by
+    this one."""
     if diagonal is None:
         return identity
     inverse = inverse_diagonal_(diagonal, damping, decay, exponent)
-    out = torch.empty_like(inverse)
-    return lambda r: torch.mul(r, inverse, out=out)
+    result = torch.empty_like(inverse) if out is None else out
+    return lambda r: torch.mul(r, inverse, out=result)
 
 
 def inverse_diagonal_(diagonal: Tensor, damping: float, decay: Decay, exponent: float) -> Tensor:

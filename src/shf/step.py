@@ -1,4 +1,5 @@
-"""Algorithm 1 of the paper as one function over flat vectors. It reads nothing but its arguments and writes nothing."""
+"""Algorithm 1 of the paper as one function over flat vectors. It reads nothing but its arguments, and writes only to those
+vectors that are said to be the step's to overwrite."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,7 +24,8 @@ class State:
     """What one iteration hands to the next.
 
     Attributes:
-        delta: δ^ζ, the last CG iterate of the previous iteration (not the chosen one); None before the first.
+        delta: δ^ζ, the last CG iterate of the previous iteration (not the chosen one); None before the first. It is the
+            step's to overwrite.
         damping: λ.
         cg_decay: γ of this epoch.
         update_scale: β of this epoch.
@@ -91,11 +93,11 @@ class Expansion:
 
 @dataclass(frozen=True)
 class Curvature:
-    """v ↦ Bv at θ, on X^c, undamped but for structural damping.
+    """B at θ, on X^c, damped.
 
     Attributes:
-        product: v ↦ (B + λμS)v, μ = 0 without structural damping.
-        structural: v ↦ ½λμ v'Sv, the part of ½v'(B + λμS)v that is damping.
+        product: v ↦ (B + λI + λμS)v, μ = 0 without structural damping.
+        structural: v ↦ ½λμ v'Sv.
     """
 
     product: LinearMap
@@ -109,7 +111,7 @@ class Problem(Protocol):
         """f, ∇f and, for this λ, the preconditioner at θ, on X^g."""
 
     def curvature(self, damping: float) -> Curvature:
-        """Products at θ, on X^c, with structural damping (if any) for this λ."""
+        """Products at θ, on X^c, damped with this λ."""
 
     def value(self, theta: Tensor) -> float:
         """f at another θ, on X^g. The vector is overwritten by the next trial."""
@@ -179,7 +181,7 @@ def shf_step(
         return trials[-1]
 
     # δ⁰ ← γ δ_{k-1}^ζ
-    start = state.delta * gamma if state.delta is not None and gamma > 0 else None
+    start = state.delta.mul_(gamma) if state.delta is not None and gamma > 0 else None
 
     # f_{k-1}, ∇f, P on X^g
     here = problem.expand(lam)
@@ -190,10 +192,10 @@ def shf_step(
     lam = min(max(rule.hear(lam, f_old, downhill, f, dot), config.damping_min), config.damping_max)
 
     # Solve (B + λI) δ = -∇f by CG(δ⁰, ∇f, P, ζ), products on X^c
-    B = problem.curvature(lam)  # structural damping, where it is asked for, makes (B + λμS) + λI of it
+    A = problem.curvature(lam)  # v ↦ (B + λI)v; with structural damping (B + λI + λμS)v
     candidates = Candidates(f, Backtracking(config.backtracking), solver.keep)
     cg = conjugate_gradient(
-        lambda v: B.product(v).add_(v, alpha=lam),
+        A.product,
         downhill,
         start=start,
         out=start,
@@ -211,7 +213,7 @@ def shf_step(
         rho, rate, theta_next = -math.inf, Rate(0.0, f_old), theta
     else:
         # ρ ← (f_k - f_{k-1}) / (½ δ'Bδ + ∇f'δ): CG's value is the damped model's, ½λ(δ'δ + μδ'Sδ) above
-        undamped = best.model - 0.5 * lam * dot(best.delta, best.delta) - B.structural(best.delta)
+        undamped = best.model - 0.5 * lam * dot(best.delta, best.delta) - A.structural(best.delta)
         rho = reduction_ratio(best.value, f_old, undamped)
         # α: f(θ + αδ) ≤ f_{k-1} + .01 α ∇f'δ
         slope = -dot(downhill, best.delta)

@@ -66,12 +66,19 @@ def sum_terms(ranks: Ranks, compute: Callable[[], Terms], *, agree: bool = False
 
 
 def expand_terms(
-    terms: Terms, network: Network, decay: Decay, ranks: Ranks, *, damping: float, exponent: float
+    terms: Terms,
+    network: Network,
+    decay: Decay,
+    ranks: Ranks,
+    *,
+    damping: float,
+    exponent: float,
+    out: Tensor | None = None,
 ) -> Expansion:
-    """f, ∇f and P⁻¹ from the data's terms and the decay; gradient and diagonal are overwritten."""
+    """f, ∇f and P⁻¹ from the data's terms and the decay; gradient and diagonal are overwritten, and `out` by every P⁻¹r."""
     theta, own = [p.detach() for p in network.parameters], own_decay(decay, ranks)
     pieces = own.shapes.split(ranks.own(network.theta())) if ranks.split else theta
-    precondition = solve_diagonal(terms.diagonal, damping, own, exponent)
+    precondition = solve_diagonal(terms.diagonal, damping, own, exponent, out)
     gradient, noise = own.add_product_(terms.gradient, pieces), None
     if terms.noise is not None:
         size = ranks.dot(gradient, gradient)
