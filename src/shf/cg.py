@@ -19,7 +19,8 @@ reads a result before it asks either for the next."""
 
 
 Visit = Callable[[int, Tensor, float], None]
-"""Sees an iterate: its number, x and q(x). The next iteration overwrites x."""
+"""Sees an iterate: its number, x and q(x). The next iteration overwrites x. The maps' results are not needed then: a visit
+may overwrite them."""
 
 
 class CGStop(enum.Enum):
@@ -196,13 +197,15 @@ def conjugate_gradient(
             return finish(number - 1, CGStop.NON_FINITE)
         x.sub_(p, alpha=alpha)
         history.append(value)
+        beta = ry_next / ry
+        if abs(beta) <= largest:
+            torch.add(y, p, alpha=beta, out=p)
         if keep(number):
             take(number)
         if stop(history):
             return finish(number, CGStop.PROGRESS)
-        if abs(ry_next / ry) > largest:
+        if abs(beta) > largest:
             return finish(number, CGStop.NON_FINITE)
-        torch.add(y, p, alpha=ry_next / ry, out=p)
         ry = ry_next
     return finish(iterations, CGStop.ITERATIONS)
 

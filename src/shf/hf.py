@@ -17,6 +17,7 @@ from shf.network import Network
 from shf.objective import Objective
 from shf.optimizer import SHF
 from shf.participation import Participation
+from shf.points import Points
 from shf.randomness import mix
 from shf.ranks import Ranks, Share
 from shf.step import Curvature, Expansion, Solver, StepInfo
@@ -100,6 +101,7 @@ class _BatchProblem:
         self._layout = layout
         self._seed = seed
         self._ranks = ranks
+        self._points = Points(network, ranks)
         self._decay = optimizer._decay(network)
         self._rows, self._numbers, self._curvature_share = shares
 
@@ -123,6 +125,9 @@ class _BatchProblem:
         )
         part.represents = self._rows.total
         return part.curvature(damping)
+
+    def point(self, delta: Tensor, rate: float) -> Tensor:
+        return self._points(delta, rate)
 
     def value(self, theta: Tensor) -> float:
         shapes = self._network.shapes

@@ -28,6 +28,7 @@ from shf.losses import Loss, LossExpansion, Reduction
 from shf.network import Network
 from shf.noise import half_difference
 from shf.nonfinite import NonFiniteError
+from shf.points import Points
 from shf.preconditioner import Preconditioner, gradient_and_diagonal, random_signs
 from shf.randomness import Draws, mix
 from shf.ranks import ALONE, Ranks, Share
@@ -122,6 +123,7 @@ class Objective:
         self._renewal = renewal
         self._recorded: tuple[Jacobian, LossExpansion] | None = None
         self._scratch: Tensor | None = None
+        self._points = Points(network, ranks)
         self._explained = [True] * len(renewal.blocks) if renewal is not None else []
         if not ranks.several:  # else where the other processes can be told: in the first pass
             self._refuse_chunks_where_rows_mix()
@@ -129,7 +131,7 @@ class Objective:
     def expand(self, damping: float) -> Expansion:
         terms = self._sum_terms()
         exponent, ranks, decay = self._settings.exponent, self._ranks, self._decay
-        if not ranks.several:  # a product and P⁻¹r are never needed at once; elsewhere they may differ in size
+        if not ranks.several:  # for products, P⁻¹r and trial points, of which one is needed at a time
             self._scratch = torch.empty_like(terms.gradient)
         here = expand_terms(terms, self._network, decay, ranks, damping=damping, exponent=exponent, out=self._scratch)
         if self._renewal is None:
@@ -178,6 +180,9 @@ class Objective:
             return self._ranks.add(lambda: [own().structural(whole) if here else 0.0], 1)[0]
 
         return Curvature(product, structural) if steadiness else Curvature(product)
+
+    def point(self, delta: Tensor, rate: float) -> Tensor:
+        return self._points(delta, rate, out=self._scratch)
 
     def value(self, theta: Tensor) -> float:
         """f(θ); a non-finite number is returned as it is: a failed trial, not an error."""

@@ -393,15 +393,15 @@ class SHF(Optimizer):
             cg_decay=self.cg_decay,
             update_scale=self.update_scale,
         )
-        theta = ranks.own(network.theta())
         try:
-            theta_next, after, info = shf_step(problem, theta, state, self.config, solver, ranks.dot, extras.rule)
+            moved, after, info = shf_step(problem, state, self.config, solver, ranks.dot, extras.rule)
         except NonFiniteError as error:
             return self._pass_over(error, batch)
-        theta_next = ranks.whole(theta_next, size)
+        theta = network.theta()
+        theta_next = theta if moved is None else ranks.whole(moved, size)
         if info.accepted and self.config.max_norm is not None:
             groups = input_major_groups(network.model, network.parameters)
-            theta_next = clip_norms_(theta_next.clone(), network.shapes, self.config.max_norm, groups)
+            clip_norms_(theta_next, network.shapes, self.config.max_norm, groups)
         scalars = {
             **scalars,
             "damping": after.damping,
@@ -410,12 +410,11 @@ class SHF(Optimizer):
             "epoch_steps": scalars["epoch_steps"] + 1,
             "rejections": self._count_rejections(info, batch),
         }
-        before = network.theta() if ranks.split else theta
-        with no_interrupts(), self._all_or_nothing(network, before):
+        with no_interrupts(), self._all_or_nothing(network, theta):
             _assign_(network, theta_next)
             network.assign_buffers_(buffers())
             last.write(after.delta, network, self.state, ranks)
-            self.param_groups[0]["shf"] = {**scalars, **extras.write(before, theta_next, info)}
+            self.param_groups[0]["shf"] = {**scalars, **extras.write(theta, theta_next, info)}
         return info
 
     def _pass_over(self, error: NonFiniteError, batch: Batch) -> StepInfo:

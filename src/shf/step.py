@@ -113,8 +113,11 @@ class Problem(Protocol):
     def curvature(self, damping: float) -> Curvature:
         """Products at θ, on X^c, damped with this λ."""
 
+    def point(self, delta: Tensor, rate: float) -> Tensor:
+        """θ + rate·δ, in a vector that the next point, the next product or P⁻¹r may overwrite."""
+
     def value(self, theta: Tensor) -> float:
-        """f at another θ, on X^g. The vector is overwritten by the next trial."""
+        """f at another θ, on X^g."""
 
 
 @dataclass(frozen=True)
@@ -154,30 +157,27 @@ LEVENBERG_MARQUARDT = Rule()
 @torch.no_grad()
 def shf_step(
     problem: Problem,
-    theta: Tensor,
     state: State,
     config: Config,
     solver: Solver = SHORT_RUNS,
     dot: Dot = inner_product,
     rule: Rule = LEVENBERG_MARQUARDT,
-) -> tuple[Tensor, State, StepInfo]:
-    """One iteration: θ, δ_{k-1} and λ in; θ, δ_k and λ out.
+) -> tuple[Tensor | None, State, StepInfo]:
+    """One iteration: δ_{k-1} and λ in; θ (None where it stays what it is), δ_k and λ out.
 
     Args:
-        problem: f on the gradient batch X^g, B on the curvature batch X^c, dropout units already sampled.
-        theta: θ, flat.
+        problem: f at and around θ on the gradient batch X^g, B on the curvature batch X^c, dropout units already sampled.
         state: what the previous iteration left; the epoch's γ and β.
         config: ζ, ξ, ω and the rest.
         solver: CG's rules.
-        dot: the inner product of vectors such as θ, where each is but a part of a longer one.
+        dot: the inner product of vectors such as δ, where each is but a part of a longer one.
         rule: λ's.
     """
     lam, gamma, beta = state.damping, state.cg_decay, state.update_scale
     trials: list[float] = []
-    point = torch.empty_like(theta)  # of the trial at hand
 
     def f(delta: Tensor, rate: float = 1.0) -> float:
-        trials.append(problem.value(torch.add(theta, delta, alpha=rate, out=point)))
+        trials.append(problem.value(problem.point(delta, rate)))
         return trials[-1]
 
     # δ⁰ ← γ δ_{k-1}^ζ
@@ -210,7 +210,7 @@ def shf_step(
     # CG backtracking: f_k, δ_k
     best = candidates.choose()
     if best is None:
-        rho, rate, theta_next = -math.inf, Rate(0.0, f_old), theta
+        rho, rate, theta_next = -math.inf, Rate(0.0, f_old), None
     else:
         # ρ ← (f_k - f_{k-1}) / (½ δ'Bδ + ∇f'δ): CG's value is the damped model's, ½λ(δ'δ + μδ'Sδ) above
         undamped = best.model - 0.5 * lam * dot(best.delta, best.delta) - A.structural(best.delta)
@@ -219,9 +219,9 @@ def shf_step(
         slope = -dot(downhill, best.delta)
         rate = line_search(partial(f, best.delta), f_old, best.value, slope, steps=config.line_search_steps)
         # θ ← θ + β α δ
-        theta_next = torch.add(theta, best.delta, alpha=beta * rate.alpha, out=point) if rate.alpha else theta
+        theta_next = problem.point(best.delta, beta * rate.alpha) if rate.alpha else None
 
-    accepted = rate.alpha > 0 and all_finite(theta_next, dot)
+    accepted = theta_next is not None and all_finite(theta_next, dot)
     failed_trials = sum(not math.isfinite(value) for value in trials)
     # ρ < ¼ raises λ, ρ > ¾ lowers it; a trial that is not finite raises it, whatever ρ is
     trusted = failed_trials == 0 and cg.stop is not CGStop.NON_FINITE
@@ -247,4 +247,4 @@ def shf_step(
         gradient_noise=here.noise,
     )
     after = replace(state, delta=cg.last if all_finite(cg.last, dot) else None, damping=lam_next)
-    return theta_next if accepted else theta, after, info
+    return theta_next if accepted else None, after, info
