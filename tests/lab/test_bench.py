@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from shf.lab.bench import CASES, judge, measure_cases, memory, peers, report, run, select, speed
+from shf.lab.bench import CASES, anatomy, judge, measure_cases, memory, peers, report, run, select, speed
 from shf.lab.bench.cases import FEED_FORWARD, MNIST, OTHER, REUTERS, USPS
 from shf.lab.bench.floor import Floor
 from shf.lab.bench.measure import QUICK, Pace, Timing, interleaved
@@ -33,6 +33,28 @@ def test_every_case_is_measured(results):
     assert found == {case for case in CASES if not case.startswith(("memory/", "sparse/"))}
     assert all(math.isfinite(x) for x in numbers(results))
     assert results["quick"]
+
+
+def test_the_kinds_of_work_add_up_to_the_step(results):
+    for entry in results["sections"]["anatomy"].values():
+        assert tuple(entry["shares"]) == anatomy.KINDS
+        assert sum(entry["shares"].values()) == pytest.approx(1)
+        assert min(entry["shares"].values()) > 0
+
+
+@pytest.mark.parametrize(
+    ("operation", "shapes", "kind"),
+    [
+        ("aten::addmm", [[3], [100, 20], [20, 3], [], []], "matrix products"),
+        ("aten::dot", [[63], [63]], "passes over vectors"),
+        ("aten::add", [[3, 20], [3, 20], []], "passes over vectors"),
+        ("aten::cat", [[], []], "passes over vectors"),
+        ("aten::clamp_min", [[100, 20], []], "elementwise work of the network"),
+        ("Optimizer.step#SHF.step", [], "all else"),
+    ],
+)
+def test_kinds_of_work(operation, shapes, kind):
+    assert anatomy._kind(operation, shapes, sizes={63, 60}) == kind
 
 
 def test_the_record_survives_json_and_names_machine_and_versions(results):
@@ -212,7 +234,8 @@ def test_the_page_is_filled_in_between_its_marks(results, tmp_path):
         assert text.endswith("after\n")
         assert "old" not in text
         assert (tmp_path / report.FIGURE).is_file()
-        assert text.count("| USPS classifier |") == 2  # against the floor, and against a gradient
+        # against the floor, by kinds of work, against a gradient, and compiled
+        assert text.count("| USPS classifier |") == 4
         assert "| sparse against dense, products | 10 × | ≥ 20 | **no** |" in text
 
 

@@ -59,7 +59,7 @@ QUICK = Pace(quick=True, repetitions=1, seconds=0.0)
 
 
 def interleaved(
-    tasks: Mapping[str, Task], pace: Pace, *, before: Mapping[str, Task] | None = None, warm: bool = True
+    tasks: Mapping[str, Task], pace: Pace, *, before: Mapping[str, Task] | None = None
 ) -> dict[str, Timing]:
     """Runs the tasks in turns and times each run.
 
@@ -67,7 +67,6 @@ def interleaved(
         tasks: by name.
         pace: how often.
         before: run before a task of the same name, outside of its time (to put back what it changes).
-        warm: whether to run each once beforehand, unmeasured.
     """
     before = before or {}
 
@@ -79,9 +78,8 @@ def interleaved(
         return pace.clock() - start
 
     seconds: dict[str, list[float]] = {name: [] for name in tasks}
-    if warm:
-        for name in tasks:
-            timed(name)
+    for name in tasks:  # once beforehand: memory is touched, caches are filled
+        timed(name)
     gc.collect()
     begun, rounds = time.perf_counter(), 0
     while rounds < pace.repetitions or (time.perf_counter() - begun < pace.seconds and rounds < pace.most):

@@ -67,6 +67,10 @@ def _step(found: dict[str, Any]) -> Rows:
     ]
 
 
+def _anatomy(found: dict[str, Any]) -> Rows:
+    return [(e["network"], *(f"{100 * share:.0f} %" for share in e["shares"].values())) for e in found.values()]
+
+
 def _product(found: dict[str, Any]) -> Rows:
     return [
         (
@@ -84,8 +88,9 @@ def _scaling(found: dict[str, Any]) -> Rows:
     return [
         (
             e["what"],
-            ", ".join(f"{p['value']:g}: {_seconds(p['seconds'])}" for p in e["points"]),
+            ", ".join(f"{p['value']:g}: {_seconds(p['seconds'])} ({p['step_over_floor']:.2f})" for p in e["points"]),
             f"{e['exponent']:.2f}",
+            f"{e['floor_exponent']:.2f}",
             e["fitted"],
         )
         for e in found.values()
@@ -118,6 +123,21 @@ def _sparse(found: dict[str, Any]) -> Rows:
     return rows
 
 
+def _compiled(found: dict[str, Any]) -> Rows:
+    return [
+        (e["network"], e["skipped"], "", "", "")
+        if "skipped" in e
+        else (
+            e["network"],
+            _seconds(e["plain"]["median_seconds"]),
+            _seconds(e["compiled"]["median_seconds"]),
+            f"{e['compiled_over_plain']:.2f}",
+            _seconds(e["compilation_seconds"]),
+        )
+        for e in found.values()
+    ]
+
+
 def _peers(found: dict[str, Any]) -> Rows:
     return [
         (e["peer"], e["package"] or "–", e["setup"], e["skipped"], "", "")
@@ -140,14 +160,28 @@ _TABLES: dict[str, tuple[str, Sequence[str], Callable[[dict[str, Any]], Rows]]] 
         ("network", "parameters", "rows / curvature", "products + evaluations", "step", "floor", "step / floor"),
         _step,
     ),
+    "anatomy": (
+        "Where a step's time goes",
+        ("network", "matrix products", "passes over vectors", "elementwise work of the network", "all else"),
+        _anatomy,
+    ),
     "product": (
         "A Gauss-Newton product and a gradient, on the same rows",
         ("network", "rows", "product", "gradient", "product / gradient"),
         _product,
     ),
-    "scaling": ("Cost of a step against size", ("what grows", "seconds of a step", "exponent", "fitted"), _scaling),
+    "scaling": (
+        "Cost of a step against size",
+        ("what grows", "a step (step / floor)", "exponent", "exponent of the floor", "fitted"),
+        _scaling,
+    ),
     "memory": ("Peak memory", ("network", "gradient", "step", "step / gradient"), _memory),
     "sparse": ("Reuters' shape, dense and sparse", ("what", "dense", "sparse", "dense / sparse"), _sparse),
+    "compiled": (
+        "An evaluation of the objective, plain and through torch.compile",
+        ("network", "plain", "compiled", "compiled / plain", "compilation"),
+        _compiled,
+    ),
     "peers": (
         "Seconds per epoch of 60 batches, MNIST classifier, 1000 rows each",
         ("optimizer", "package", "set up", "step", "epoch", "against Adam"),

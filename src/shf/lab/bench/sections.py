@@ -11,7 +11,7 @@ import torch
 
 from shf.lab import machine
 from shf.lab.allocator import keep_freed_memory
-from shf.lab.bench import memory, peers, speed
+from shf.lab.bench import anatomy, memory, peers, speed
 from shf.lab.bench.cases import FEED_FORWARD, PRODUCTS
 from shf.lab.bench.measure import QUICK, Pace
 
@@ -19,10 +19,12 @@ Entry = dict[str, Any]
 
 _FULL = {
     "step": Pace(repetitions=3, seconds=20.0),
+    "anatomy": Pace(),
     "product": Pace(repetitions=5, seconds=8.0),
     "scaling": Pace(repetitions=3, seconds=3.0),
     "memory": Pace(),
     "sparse": Pace(repetitions=5, seconds=10.0),
+    "compiled": Pace(repetitions=5, seconds=4.0),
     "peers": Pace(repetitions=2, seconds=0.0),
 }
 
@@ -41,10 +43,15 @@ def _sparse(name: str, pace: Pace) -> Entry:
 
 SECTIONS: dict[str, tuple[Sequence[str], Callable[[str, Pace], Entry]]] = {
     "step": (tuple(FEED_FORWARD), lambda name, pace: speed.step_against_floor(FEED_FORWARD[name], pace)),
+    "anatomy": (tuple(FEED_FORWARD), lambda name, pace: anatomy.shares_of_a_step(FEED_FORWARD[name], pace)),
     "product": (tuple(PRODUCTS), lambda name, pace: speed.product_against_gradient(PRODUCTS[name], pace)),
     "scaling": (tuple(speed.SWEEPS), speed.cost_against_size),
     "memory": ((*FEED_FORWARD, "microbatch", "growth"), _memory),
     "sparse": (("reuters",), _sparse),
+    "compiled": (
+        ("usps", "mnist", "curves"),
+        lambda name, pace: anatomy.compiled_evaluation(FEED_FORWARD[name], pace),
+    ),
     "peers": (tuple(peers.PEERS), lambda name, pace: peers.seconds_per_epoch([name], pace)[name]),
 }
 """For each section the names of its cases and what measures one of them."""

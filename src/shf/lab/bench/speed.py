@@ -15,7 +15,7 @@ from scipy.optimize import least_squares
 import shf
 from shf.lab.bench.cases import REUTERS, FeedForward, Other, Problem
 from shf.lab.bench.floor import Floor
-from shf.lab.bench.measure import Pace, Task, interleaved
+from shf.lab.bench.measure import Pace, Task, Timing, interleaved
 
 _WARM_ITERATIONS = 2
 """CG iterations of the step that comes before the measured ones, which start from its solution."""
@@ -45,6 +45,23 @@ class RepeatedStep:
 def step_against_floor(case: FeedForward, pace: Pace) -> dict[str, Any]:
     """Seconds of a step and of the matrix products it cannot do without, for the counts that this step had."""
     case = case.shrunk() if pace.quick else case
+    info, step, floor = _with_floor(case, pace)
+    return {
+        "network": case.name,
+        "parameters": case.parameters,
+        "rows": case.rows,
+        "curvature_rows": case.curvature_rows or case.rows,
+        "cg_iterations": info.cg_steps,
+        "products": info.products,
+        "evaluations": info.evaluations,
+        "step": step.record(),
+        "floor": floor.record(),
+        "step_over_floor": step.over(floor),
+    }
+
+
+def _with_floor(case: FeedForward, pace: Pace) -> tuple[shf.StepInfo, Timing, Timing]:
+    """A step and its floor in turns. Both have run before: their memory has been touched."""
     step = RepeatedStep(case, case.problem())
     floor = Floor(case.units, case.rows, case.curvature_rows or case.rows)
 
@@ -52,21 +69,9 @@ def step_against_floor(case: FeedForward, pace: Pace) -> dict[str, Any]:
         assert step.info is not None
         floor.step(step.info.products, step.info.evaluations)
 
-    floor.evaluation()  # its memory is there; the step has run before
-    found = interleaved({"step": step, "floor": run_floor}, pace, before={"step": step.rewind}, warm=False)
+    found = interleaved({"step": step, "floor": run_floor}, pace, before={"step": step.rewind})
     assert step.info is not None
-    return {
-        "network": case.name,
-        "parameters": case.parameters,
-        "rows": case.rows,
-        "curvature_rows": case.curvature_rows or case.rows,
-        "cg_iterations": step.info.cg_steps,
-        "products": step.info.products,
-        "evaluations": step.info.evaluations,
-        "step": found["step"].record(),
-        "floor": found["floor"].record(),
-        "step_over_floor": found["step"].over(found["floor"]),
-    }
+    return step.info, found["step"], found["floor"]
 
 
 def product_against_gradient(case: FeedForward | Other, pace: Pace) -> dict[str, Any]:
@@ -109,7 +114,7 @@ _QUICK_SWEEPS: Sweeps = {
 
 
 def cost_against_size(what: str, pace: Pace) -> dict[str, Any]:
-    """Seconds of a step as one size grows, and the exponent k of a + b·size^k fitted to them.
+    """Seconds of a step and of its floor as one size grows, and the exponent k of a + b·size^k fitted to each.
 
     The constant a is what does not depend on that size: beside ζ it is the gradient pass. The exponent of the parameters
     is the slope at the large end instead, where everything is a matrix product or a pass over a vector.
@@ -118,21 +123,24 @@ def cost_against_size(what: str, pace: Pace) -> dict[str, Any]:
     cases = [make(value) for value in values]
     points = [_one_size(case, value, pace) for case, value in zip(cases, values, strict=True)]
     sizes = [p["parameters"] if what == "parameters" else p["value"] for p in points]
-    seconds = [p["seconds"] for p in points]
-    fit = _slope(sizes[-3:], seconds[-3:]) if what == "parameters" else _fit(sizes, seconds)
-    return {"what": what, "points": points, **fit}
+
+    def fit(name: str) -> dict[str, Any]:
+        seconds = [p[name] for p in points]
+        return _slope(sizes[-3:], seconds[-3:]) if what == "parameters" else _fit(sizes, seconds)
+
+    return {"what": what, "points": points, **fit("seconds"), "floor_exponent": fit("floor_seconds")["exponent"]}
 
 
 def _one_size(case: FeedForward, value: int, pace: Pace) -> dict[str, Any]:
-    step = RepeatedStep(case, case.problem())
-    timing = interleaved({"step": step}, pace, before={"step": step.rewind}, warm=False)["step"]
-    assert step.info is not None
+    info, step, floor = _with_floor(case, pace)
     return {
         "value": value,
         "parameters": case.parameters,
-        "seconds": timing.median,
-        "products": step.info.products,
-        "evaluations": step.info.evaluations,
+        "seconds": step.median,
+        "floor_seconds": floor.median,
+        "step_over_floor": step.over(floor),
+        "products": info.products,
+        "evaluations": info.evaluations,
     }
 
 
