@@ -9,10 +9,11 @@ from shf.exhaustion import StepMemoryError
 from shf.growing import GrowingLoader
 from shf.hf import HF
 from shf.nonfinite import NonFiniteError
-from shf.optimizer import SHF, SHFWarning
+from shf.optimizer import SHF
 from shf.ranks import RankError
 from shf.steady import hold_steady
 from shf.step import StepInfo
+from shf.surroundings import SHFWarning
 
 __version__ = "0.1.0"
 

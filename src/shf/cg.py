@@ -189,16 +189,18 @@ def conjugate_gradient(
         alpha = ry / pAp
         if abs(alpha) > largest:
             return finish(number - 1, CGStop.NON_FINITE)
-        r.sub_(Ap, alpha=alpha)
-        y = precondition(r)
-        ry_next = dot(r, y)
+        ry_next = 0.0
+        if number < iterations:  # r, y and p are for the iteration that follows
+            r.sub_(Ap, alpha=alpha)
+            y = precondition(r)
+            ry_next = dot(r, y)
         value = history[-1] - 0.5 * alpha * ry
         if not (math.isfinite(ry_next) and math.isfinite(value)):
             return finish(number - 1, CGStop.NON_FINITE)
         x.sub_(p, alpha=alpha)
         history.append(value)
         beta = ry_next / ry
-        if abs(beta) <= largest:
+        if number < iterations and abs(beta) <= largest:
             torch.add(y, p, alpha=beta, out=p)
         if keep(number):
             take(number)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from shf.damping import DAMPING_MAX, DAMPING_MIN
 from shf.preconditioner import Preconditioner
@@ -145,6 +145,14 @@ class Config:
     @classmethod
     def names(cls) -> list[str]:
         return [field.name for field in dataclasses.fields(cls)]
+
+    @classmethod
+    def from_options(cls, owner: str, options: Mapping[str, Any]) -> Self:
+        """From keyword arguments of an optimizer; one that does not exist is an error that lists those that do."""
+        unknown = sorted(set(options) - set(cls.names()))
+        if unknown:
+            raise TypeError(f"{owner}() has no option {unknown[0]!r}; options are: {', '.join(cls.names())}")
+        return cls(**options)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,9 @@
 """Parameter groups: which parameters are trained, and with what weight decay."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
@@ -30,3 +31,23 @@ def make_groups(model: nn.Module, params: Parameters | None, weight_decay: float
     others = [p for p in parameters if p.ndim < 2]
     groups = [{"params": weights, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
+
+
+def trainable(model: nn.Module, groups: Sequence[Mapping[str, Any]]) -> list[nn.Parameter]:
+    """The groups' parameters that require grad, in the model's order."""
+    members = {id(p) for group in groups for p in group["params"] if p.requires_grad}
+    active = [p for p in model.parameters() if id(p) in members]
+    if not active:
+        raise ValueError("no parameter of the model is trainable: requires_grad is False for all that were given")
+    kinds = sorted({f"{p.dtype} on {p.device}" for p in active})
+    if len(kinds) > 1:
+        raise ValueError(f"parameters are {' and '.join(kinds)}: they must share one dtype and one device")
+    if active[0].dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"parameters are {active[0].dtype}: expected torch.float32 or torch.float64")
+    return active
+
+
+def decay_weights(parameters: Sequence[nn.Parameter], groups: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
+    """w of each parameter's group."""
+    of = {id(p): float(group["weight_decay"]) for group in groups for p in group["params"]}
+    return tuple(of[id(p)] for p in parameters)

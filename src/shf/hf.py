@@ -72,7 +72,7 @@ class HF(SHF):
             raise ValueError("batches is empty: expected at least one (inputs, targets) pair")
         batch = Batch.of(*curvature, self._select, self._count, may_be_empty=ranks.several)
         demand.rows = max([batch.rows, *sizes])
-        layout = self._find_layout(network, batch, self._scalars["seed"]) if batch.rows else NO_ROWS
+        layout = self._layouts.find(network, batch, self._scalars["seed"]) if batch.rows else NO_ROWS
         return self._participation(network, [sum(sizes), len(sizes), batch.rows], (batch, layout))
 
 
@@ -155,5 +155,5 @@ class _BatchProblem:
         o = self._optimizer
         for number, (inputs, targets) in enumerate(self._batches, start=self._numbers.first):
             batch, seed = Batch.of(inputs, targets, o._select, o._count), mix(self._seed, 0, number)
-            layout = o._find_layout(self._network, batch, seed)
+            layout = o._layouts.find(self._network, batch, seed)
             yield Objective(self._network, o.loss, batch, layout, seed=seed, settings=o._settings)

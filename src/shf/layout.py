@@ -16,7 +16,7 @@ from shf.batching import Batch
 from shf.exhaustion import is_out_of_memory
 from shf.network import Network
 from shf.percase import CallAxes
-from shf.randomness import Draws
+from shf.randomness import Draws, mix
 from shf.recording import Calls
 from shf.rows import AmbiguousRowsError, RowAxis, infer_axis
 from shf.tree import leaves
@@ -83,6 +83,25 @@ def find_layout(network: Network, batch: Batch, seed: int) -> Layout:
     if second.separable:
         return second
     return _refusal("a random draw of the model folds rows and other things into one axis, in unknown order")
+
+
+class LayoutMemory:
+    """The last layout that was found; the model is looked at again only when its mode or the shape of its inputs changes.
+
+    A refusal is not remembered: what made the model fail on some rows may have been of that moment (out of memory).
+    Nor is what a single row shows, or outputs that are not finite: they do not say whether rows influence each other.
+    """
+
+    def __init__(self) -> None:
+        self._known: tuple[object, Layout] | None = None
+
+    def find(self, network: Network, batch: Batch, seed: int) -> Layout:
+        key = signature(network, batch)
+        if self._known is not None and key is not None and self._known[0] == key:
+            return self._known[1]
+        layout = find_layout(network, batch, mix(seed, 2))
+        self._known = (key, layout) if layout.obstacle is None and layout.conclusive and batch.rows > 1 else None
+        return layout
 
 
 def batch_statistics(model: nn.Module) -> list[str]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from shf.batching import Batch
+from shf.config import Config
 from shf.curvature import GaussNewton
 from shf.decay import Decay
 from shf.factored import Renewal
@@ -57,6 +58,18 @@ class Settings:
     structural_damping: float = 0.0
     skip: bool = False
     noise: bool = False
+
+    @classmethod
+    def of(cls, config: Config, iteration: int) -> "Settings":
+        """Those of an optimizer's options, at this iteration."""
+        return cls(
+            Preconditioner(config.preconditioner),
+            config.preconditioner_exponent,
+            config.microbatch,
+            config.structural_damping,
+            skip=config.nonfinite == "skip",
+            noise=config.noise_every is not None and iteration % config.noise_every == 0,
+        )
 
 
 PAPER = Settings()

@@ -22,26 +22,23 @@ from shf.diagnosis import diagnose, skipped_step
 from shf.exhaustion import explained_exhaustion
 from shf.extras import Extras, make_extras, make_solver
 from shf.factored import FactorMemory
-from shf.groups import Parameters, check_decay, make_groups
-from shf.interruption import deferred_interrupts, no_interrupts
+from shf.groups import Parameters, check_decay, decay_weights, make_groups, trainable
+from shf.interruption import no_interrupts
 from shf.lastsolution import LastSolution, whole_deltas
-from shf.layout import NO_ROWS, Layout, find_layout, signature
+from shf.layout import NO_ROWS, LayoutMemory
 from shf.losses import Loss
 from shf.maxnorm import clip_norms_, input_major_groups
-from shf.network import Forward, Network, call_model, is_recurrent, set_aside, twice_differentiable_kernels, unwrap
+from shf.network import Forward, Network, call_model, unwrap
 from shf.nonfinite import NonFiniteError
 from shf.objective import Objective, Settings
 from shf.participation import Participation
 from shf.preconditioner import Preconditioner
-from shf.randomness import mix, preserved_global_state
+from shf.randomness import mix
 from shf.ranks import Ranks
 from shf.step import Problem, Solver, State, StepInfo, shf_step
+from shf.surroundings import SHFWarning, Surroundings
 from shf.together import Communication, Connection
 from shf.unsupported import refuse_unsupported
-
-
-class SHFWarning(UserWarning):
-    """Something in the surroundings of a step that the user may not expect."""
 
 
 class SHF(Optimizer):
@@ -101,18 +98,18 @@ class SHF(Optimizer):
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"{type(self).__name__}(model={model!r}): expected a torch.nn.Module")
-        self.config = _make_config(self._config_type, type(self).__name__, options)
+        self.config = self._config_type.from_options(type(self).__name__, options)
         check_decay(type(self).__name__, weight_decay)
         if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
             raise ValueError(f"{type(self).__name__}(seed={seed!r}): must be a whole number or None")
         self.model = unwrap(model)
         self.loss = Loss(loss, reduction)
         self._forward, self._select, self._count = forward, select, count
-        self._layout: tuple[object, Layout] | None = None
+        self._layouts = LayoutMemory()
         self._connection = Connection(process_group, _communication(self.config))
         self._last_solution = LastSolution()
         self._factors = FactorMemory()
-        self._said: set[str] = set()
+        self._surroundings = Surroundings(self.model)
         super().__init__(make_groups(self.model, params, weight_decay), {"weight_decay": weight_decay})
         seed = int(torch.randint(2**62, ()).item()) if seed is None else seed
         self.param_groups[0]["shf"] = {
@@ -308,7 +305,7 @@ class SHF(Optimizer):
         batch = Batch.of(inputs, targets, self._select, self._count, may_be_empty=ranks.several)
         network = self._network()
         refuse_unsupported(network, ranks)
-        layout = self._find_layout(network, batch, self._scalars["seed"]) if batch.rows else NO_ROWS
+        layout = self._layouts.find(network, batch, self._scalars["seed"]) if batch.rows else NO_ROWS
         return self._participation(network, [batch.rows], (batch, layout))
 
     def _participation(self, network: Network, counts: Sequence[int], data: Any) -> Participation:
@@ -334,46 +331,14 @@ class SHF(Optimizer):
 
     @property
     def _settings(self) -> Settings:
-        c = self.config
-        noise = c.noise_every is not None and self._scalars["iteration"] % c.noise_every == 0
-        return Settings(
-            Preconditioner(c.preconditioner),
-            c.preconditioner_exponent,
-            c.microbatch,
-            c.structural_damping,
-            skip=c.nonfinite == "skip",
-            noise=noise,
-        )
+        return Settings.of(self.config, self._scalars["iteration"])
 
     def _network(self) -> Network:
         """The parameters to train now, in the model's order."""
-        members = {id(p) for group in self.param_groups for p in group["params"] if p.requires_grad}
-        active = [p for p in self.model.parameters() if id(p) in members]
-        if not active:
-            raise ValueError("no parameter of the model is trainable: requires_grad is False for all that were given")
-        kinds = sorted({f"{p.dtype} on {p.device}" for p in active})
-        if len(kinds) > 1:
-            raise ValueError(f"parameters are {' and '.join(kinds)}: they must share one dtype and one device")
-        if active[0].dtype not in (torch.float32, torch.float64):
-            raise ValueError(f"parameters are {active[0].dtype}: expected torch.float32 or torch.float64")
-        return Network(self.model, active, self._forward)
+        return Network(self.model, trainable(self.model, self.param_groups), self._forward)
 
     def _decay(self, network: Network) -> Decay:
-        of = {id(p): float(group["weight_decay"]) for group in self.param_groups for p in group["params"]}
-        return Decay(network.shapes, tuple(of[id(p)] for p in network.parameters))
-
-    def _find_layout(self, network: Network, batch: Batch, seed: int) -> Layout:
-        """How the model treats rows; looked at again only when its mode or the shape of its inputs changes.
-
-        A refusal is not remembered: what made the model fail on some rows may have been of that moment (out of memory).
-        Nor is what a single row shows, or outputs that are not finite: they do not say whether rows influence each other.
-        """
-        key = signature(network, batch)
-        if self._layout is not None and key is not None and self._layout[0] == key:
-            return self._layout[1]
-        layout = find_layout(network, batch, mix(seed, 2))
-        self._layout = (key, layout) if layout.obstacle is None and layout.conclusive and batch.rows > 1 else None
-        return layout
+        return Decay(network.shapes, decay_weights(network.parameters, self.param_groups))
 
     def _iterate(
         self,
@@ -451,17 +416,6 @@ class SHF(Optimizer):
             self.param_groups[0]["shf"] = scalars
             raise
 
-    @contextmanager
-    def _surroundings(self, device: torch.device) -> Iterator[None]:
-        """What a step needs around it, whatever the caller has switched on: grad, its own kernels, a quiet generator."""
-        for words in set_aside(self.model, device):
-            if words not in self._said:
-                self._said.add(words)
-                warnings.warn(words, SHFWarning, stacklevel=5)
-        kernels = twice_differentiable_kernels(device, recurrent=is_recurrent(self.model))
-        with deferred_interrupts(), torch.inference_mode(False), preserved_global_state(), kernels:
-            yield
-
 
 @torch.no_grad()
 def _assign_(network: Network, theta: Tensor) -> None:
@@ -472,10 +426,3 @@ def _assign_(network: Network, theta: Tensor) -> None:
 def _communication(config: Config) -> Communication:
     dtype = torch.bfloat16 if config.message_dtype == "bfloat16" else None
     return Communication(dtype, config.check_every, config.rank_timeout, config.split_vectors)
-
-
-def _make_config(kind: type[Config], owner: str, options: dict[str, Any]) -> Config:
-    unknown = sorted(set(options) - set(kind.names()))
-    if unknown:
-        raise TypeError(f"{owner}() has no option {unknown[0]!r}; options are: {', '.join(kind.names())}")
-    return kind(**options)

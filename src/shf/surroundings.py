@@ -1,0 +1,37 @@
+"""What surrounds a step, whatever the caller has switched on."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from shf.interruption import deferred_interrupts
+from shf.network import is_recurrent, set_aside, twice_differentiable_kernels
+from shf.randomness import preserved_global_state
+
+
+class SHFWarning(UserWarning):
+    """Something in the surroundings of a step that the user may not expect."""
+
+
+class Surroundings:
+    """Grad, kernels that can be differentiated twice, a quiet generator, and Ctrl-C that waits.
+
+    What of the user's settings is set aside for it is said once.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._said: set[str] = set()
+
+    @contextmanager
+    def __call__(self, device: torch.device) -> Iterator[None]:
+        for words in set_aside(self._model, device):
+            if words not in self._said:
+                self._said.add(words)
+                warnings.warn(words, SHFWarning, stacklevel=5)
+        kernels = twice_differentiable_kernels(device, recurrent=is_recurrent(self._model))
+        with deferred_interrupts(), torch.inference_mode(False), preserved_global_state(), kernels:
+            yield
