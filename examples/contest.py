@@ -1,4 +1,8 @@
-"""What the examples share: every method with the same processor time, a record of every run."""
+"""What the examples share: every method with the same processor time, a record of every run.
+
+A run that is recorded already, with the same budget and settings, is not made again: a contest can be broken off and
+started again, or be given further seeds, and keeps the rates that it chose.
+"""
 
 import argparse
 import math
@@ -11,14 +15,25 @@ import torch
 
 from methods import Method, Row, Step, Task, by_gradient, choose_rate, stochastic, train
 from shf.lab import machine
-from shf.lab.records import METRICS_FILE, RUN_FILE, MetricsFile, write_run
+from shf.lab.records import METRICS_FILE, RUN_FILE, MetricsFile, read_run, write_run
 
 __all__ = ["Method", "Row", "Step", "Task", "by_gradient", "contest", "parser", "stochastic"]
 
 
-def record(task: Task, method: Method, rate: float, tuning: Mapping[str, Any], seed: int, options: Any) -> None:
-    """One run, written to its own directory as it goes."""
-    directory = Path(options.out) / task.name / f"{method.name}-{seed}"
+def recorded(directory: Path, method: Method, options: Any) -> Mapping[str, Any] | None:
+    """The configuration of a finished run that is there, if it is of this contest."""
+    if not (directory / RUN_FILE).exists():
+        return None
+    config: Mapping[str, Any] = read_run(directory).config
+    settings = {name: value for name, value in config["settings"].items() if name != "rate"}
+    same = (config["seconds"], config["rows"], settings) == (options.seconds, method.rows, dict(method.settings))
+    return config if same else None
+
+
+def record(
+    directory: Path, task: Task, method: Method, rate: float, tuning: Mapping[str, Any], seed: int, options: Any
+) -> None:
+    """One run, written to its directory as it goes."""
     directory.mkdir(parents=True, exist_ok=True)
     metrics = MetricsFile(directory / METRICS_FILE)
     for row in train(task, method, rate, seed=seed, seconds=options.seconds, evaluations=options.points):
@@ -42,11 +57,24 @@ def contest(tasks: Sequence[Task], methods: Sequence[Method], options: Any) -> N
                 continue
             if options.rates and method.rates:
                 method = replace(method, rates=options.rates)
-            trial = options.tune if options.tune is not None else options.seconds / 4
-            rate, found = choose_rate(task, method, seed=options.seed[0], seconds=trial)
-            tuning = {"seconds_each": trial, "seed": options.seed[0], "found": found} if found else {}
-            for seed in options.seed:
-                record(task, method, rate, tuning, seed, options)
+            places = {seed: Path(options.out) / task.name / f"{method.name}-{seed}" for seed in options.seed}
+            there = {seed: recorded(directory, method, options) for seed, directory in places.items()}
+            if None not in there.values():
+                continue
+            rate, tuning = rate_of(task, method, next(filter(None, there.values()), None), options)
+            for seed in (seed for seed, config in there.items() if config is None):
+                record(places[seed], task, method, rate, tuning, seed, options)
+
+
+def rate_of(
+    task: Task, method: Method, earlier: Mapping[str, Any] | None, options: Any
+) -> tuple[float, Mapping[str, Any]]:
+    """The rate and how it was chosen: as in an earlier run of the contest, or by trials on the first seed."""
+    if earlier is not None:
+        return earlier["settings"].get("rate", math.nan), earlier["tuning"]
+    trial = options.tune if options.tune is not None else options.seconds / 4
+    rate, found = choose_rate(task, method, seed=options.seed[0], seconds=trial)
+    return rate, {"seconds_each": trial, "seed": options.seed[0], "found": found} if found else {}
 
 
 def parser(description: str | None, seconds: float) -> argparse.ArgumentParser:

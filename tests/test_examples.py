@@ -11,6 +11,7 @@ import torch
 
 import characters
 import cnn
+import contest
 import expressions
 import finetune
 import longterm
@@ -114,6 +115,20 @@ def test_the_long_term_tasks_are_as_defined():
 def test_expressions(tmp_path, monkeypatch):
     records = run(expressions, tmp_path, monkeypatch, "--cases", 50)
     assert_sound(records, "test_error_percent", *(f"expressions/{m}-0" for m in ("shf", "adagrad", "lbfgs")))
+
+
+def test_a_contest_goes_on_where_it_was(tmp_path, monkeypatch):
+    """Finished runs stay as they are, and the rate is not chosen again; another budget is another contest."""
+    options = ("--cases", 50, "--only", "adagrad")
+    first = run(expressions, tmp_path, monkeypatch, *options)["expressions/adagrad-0"]
+    monkeypatch.setattr(contest, "choose_rate", lambda *args, **kwargs: pytest.fail("the rate was chosen again"))
+    records = run(expressions, tmp_path, monkeypatch, *options, "--seed", 0, 1)
+    assert sorted(records) == ["expressions/adagrad-0", "expressions/adagrad-1"]
+    assert records["expressions/adagrad-0"].run == first.run
+    assert records["expressions/adagrad-1"].config["settings"] == first.config["settings"]
+    assert records["expressions/adagrad-1"].config["tuning"] == first.config["tuning"]
+    with pytest.raises(pytest.fail.Exception, match="chosen again"):
+        run(expressions, tmp_path, monkeypatch, *options, "--seconds", "0.1")
 
 
 def test_the_value_of_an_expression():
