@@ -6,9 +6,10 @@ python examples/report.py results/examples
 import argparse
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,10 +31,11 @@ class Topic:
 
 TOPICS = (
     Topic("cnn", "test_errors", "test errors of 10,000"),
-    Topic("adding-50", "wrong_percent", "sequences wrong, %", solved_below=1.0),
-    Topic("order-50", "wrong_percent", "sequences wrong, %", solved_below=1.0),
-    Topic("adding-100", "wrong_percent", "sequences wrong, %", solved_below=1.0),
-    Topic("order-100", "wrong_percent", "sequences wrong, %", solved_below=1.0),
+    *(
+        Topic(f"{task}-{T}", "wrong_percent", "sequences wrong, %", solved_below=1.0)
+        for T in (50, 100, 200)
+        for task in ("adding", "order")
+    ),
     Topic("expressions", "test_error_percent", "wrong at depths 1 to 5, %"),
     Topic("characters", "validation_loss", "validation loss, nats per character"),
     Topic("finetune", "test_error_percent", "test error, %"),
@@ -68,14 +70,25 @@ def table(topic: Topic, found: dict[str, list[RunRecord]]) -> str:
         updates = spread([record.column("updates")[-1].item() for record in records], ".0f")
         config = records[0].config
         settings = ", ".join(f"{name} {value}" for name, value in config["settings"].items())
-        tried = len(config["tuning"].get("found", {}))
-        settings += f" (best of {tried})" if tried else ""
-        cells = [method, spread(ends, ".4g"), updates, str(config["rows"]), settings or "nothing"]
+        settings += choice(config["tuning"])
+        runs = f"{len(records)} run" + "s" * (len(records) > 1)
+        cells = [f"{method}, {runs}", spread(ends, ".4g"), updates, str(config["rows"]), settings or "nothing"]
         if topic.solved_below is not None:
             cells.append(solutions(topic, records))
         lines.append("| " + " | ".join(cells) + " |")
-    config = next(iter(found.values()))[0].config
-    return "\n".join([*lines, "", f"{config['seconds']:g} processor seconds each; mean and range over seeds."])
+    seconds = sorted({record.config["seconds"] for records in found.values() for record in records})
+    budget = f"{' or '.join(f'{s:g}' for s in seconds)} processor seconds each"
+    until = ", or until the task is solved" if topic.solved_below is not None else ""
+    return "\n".join([*lines, "", f"{budget}{until}; mean and range over seeds."])
+
+
+def choice(tuning: Mapping[str, Any]) -> str:
+    """How a rate was chosen, in words."""
+    if not (found := tuning.get("found")):
+        return ""
+    values = list(found.values())
+    edge = min(values) in (values[0], values[-1])
+    return f" (best of {len(found)}, {tuning['seconds_each']:g} s each{'; an end of its grid' if edge else ''})"
 
 
 def solutions(topic: Topic, records: Sequence[RunRecord]) -> str:

@@ -3,7 +3,6 @@
 import itertools
 import os
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ import finetune
 import longterm
 import methods
 import report
-from shf.lab.data import load
+from shf.lab.data import Dataset, load
 from shf.lab.records import read_run
 from shf.lab.trees import Tree
 
@@ -42,21 +41,32 @@ def assert_sound(records, metric, *names):
         assert torch.tensor(record.column(metric)).isfinite().all()
 
 
-@pytest.fixture
-def mnist(monkeypatch):
-    if not (DATA / "mnist").is_dir():
-        pytest.skip("mnist is neither under SHF_DATA nor in ../shared/data")
-    monkeypatch.setenv("SHF_DATA", str(DATA))
+def noise(name, train=2000, test=300, **_):
+    """Random pixels and classes in the shape of MNIST: the examples run wherever the tests do."""
+    source = torch.Generator().manual_seed(0)
+    parts = [part for n in (train, test) for part in (torch.rand(n, 784, generator=source), torch.arange(n) % 10)]
+    return Dataset(name, *parts, image_shape=(28, 28), classes=10, checksums={}, note="random pixels")
 
 
-def test_cnn(tmp_path, monkeypatch, mnist):
+def test_cnn(tmp_path, monkeypatch):
     monkeypatch.setattr(cnn, "HELD_OUT", 100)
+    monkeypatch.setattr(cnn, "load", noise)
     records = run(cnn, tmp_path, monkeypatch, "--cases", 300)
     assert_sound(records, "test_errors", "cnn/shf-0", "cnn/adam-0", "cnn/momentum-0.9-0")
     assert len(records["cnn/adam-0"].config["tuning"]["found"]) == 4
 
 
-def test_finetuning_leaves_the_frozen_layers_alone(tmp_path, monkeypatch, mnist):
+def test_the_digits_of_the_example_are_those_of_mnist():
+    if not (DATA / "mnist").is_dir():
+        pytest.skip("mnist is neither under SHF_DATA nor in ../shared/data")
+    task = cnn.digits(load("mnist", data_dir=DATA, train=6000, test=100, standardise=False))
+    inputs, targets = next(task.batches(50, torch.Generator()))
+    assert inputs.shape == (50, 28, 28)
+    assert (inputs.min(), inputs.max()) == (0, 1)
+    assert set(targets.tolist()) <= set(range(10))
+
+
+def test_finetuning_leaves_the_frozen_layers_alone(tmp_path, monkeypatch):
     bodies = []
     original = finetune.errors
 
@@ -65,7 +75,7 @@ def test_finetuning_leaves_the_frozen_layers_alone(tmp_path, monkeypatch, mnist)
         return original(model, *data)
 
     monkeypatch.setattr(finetune, "errors", watched)
-    monkeypatch.setattr(finetune, "load", partial(load, train=2000, test=300))
+    monkeypatch.setattr(finetune, "load", noise)
     records = run(finetune, tmp_path, monkeypatch, "--cases", 100, "--pretraining", 1)
     assert_sound(records, "test_error_percent", "finetune/shf-0", "finetune/adam-0")
     assert len(bodies[0]) == 6 * 26 + 16 * 151
