@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: lock demo test test-slow check bench results results-continue docs clean
+.PHONY: lock demo test test-slow check bench results results-continue examples docs clean
 
 # Everything by hash from requirements.lock; then torch, whose build differs by machine; then this project itself.
 $(STAMP): pyproject.toml constraints.txt requirements.lock
@@ -45,6 +45,15 @@ results: $(STAMP)         ## docs/results.md and its figures from the records
 
 results-continue: $(STAMP) ## the paper's experiments: takes the queue up where it was
 	$(BIN)/python -m shf.lab.rerun continue
+
+examples: $(STAMP)        ## the full runs of the examples: hours; those that are recorded are not made again
+	$(BIN)/python examples/longterm.py --T 50 --seconds 600 --tune 30 --points 120 --seed 0 1 2 --out results/examples
+	$(BIN)/python examples/longterm.py --T 100 200 --seconds 600 --tune 30 --points 120 --only shf adam --out results/examples
+	$(BIN)/python examples/cnn.py --seconds 60 --tune 10 --points 10 --seed 0 1 2 --out results/examples
+	$(BIN)/python examples/characters.py --seconds 120 --tune 15 --points 12 --out results/examples
+	$(BIN)/python examples/expressions.py --seconds 40 --seed 0 1 --out results/examples
+	$(BIN)/python examples/finetune.py --seconds 20 --tune 5 --points 5 --seed 0 1 2 --out results/examples
+	$(BIN)/python examples/report.py
 
 docs: $(STAMP)            ## serve the documentation locally
 	$(BIN)/mkdocs serve
