@@ -78,7 +78,7 @@ class Shape:
 
     def _numbers(self) -> int:
         """Messages of a few numbers: the meeting, the objective, evaluations; split, also inner products."""
-        return 2 + self.evaluations + (2 * self.iterations + 8 if self.split else 0)
+        return 2 + self.evaluations + (2 * self.iterations + 7 if self.split else 0)
 
 
 @dataclass(frozen=True)
