@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from contest import Method, Row, Task, contest, parser, stochastic
+from contest import Method, Row, Step, Task, by_gradient, contest, parser, stochastic
 from shf.lab.baselines.registry import find
 from shf.lab.data import Dataset, load
 
@@ -57,14 +57,16 @@ def digits(data: Dataset) -> Task:
     return Task("cnn", network, batches, evaluate, tuned_on="held_out_loss")
 
 
-def methods(epoch: int) -> list[Method]:
-    def by_gradient(name: str, rates: tuple[float, ...]) -> Method:
-        return Method(name, 100, lambda m, rate: find(name).build(m, LOSS, {"learning_rate": rate}).step, rates)
+def sgd(model: nn.Module, rate: float) -> Step:
+    return by_gradient(model, LOSS, torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9))
 
+
+def methods(epoch: int) -> list[Method]:
+    rates = (0.01, 0.003, 0.001, 0.0003)
     return [
         Method("shf", 1000, lambda m, _: stochastic(m, LOSS, epoch, **SHF, seed=0), settings=SHF),
-        by_gradient("adam", (0.01, 0.003, 0.001, 0.0003)),
-        by_gradient("momentum-0.9", (0.3, 0.1, 0.03, 0.01)),
+        Method("adam", 100, lambda m, r: find("adam").build(m, LOSS, {"learning_rate": r}).step, rates),
+        Method("sgd", 100, sgd, (0.1, 0.03, 0.01, 0.003), {"momentum": 0.9}),
     ]
 
 

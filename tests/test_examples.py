@@ -52,7 +52,7 @@ def test_cnn(tmp_path, monkeypatch):
     monkeypatch.setattr(cnn, "HELD_OUT", 100)
     monkeypatch.setattr(cnn, "load", noise)
     records = run(cnn, tmp_path, monkeypatch, "--cases", 300)
-    assert_sound(records, "test_errors", "cnn/shf-0", "cnn/adam-0", "cnn/momentum-0.9-0")
+    assert_sound(records, "test_errors", "cnn/shf-0", "cnn/adam-0", "cnn/sgd-0")
     assert len(records["cnn/adam-0"].config["tuning"]["found"]) == 4
 
 
