@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+import reliability
 from shf.lab import machine, runner
 from shf.lab.baselines.protocol import MethodSpec
 from shf.lab.baselines.registry import METHODS
@@ -40,7 +41,6 @@ from shf.lab.runconfig import RunConfig
 from soak_faults import Fault, FileSizeLimit, FullDisk, ReadOnly, Vanished, become_nobody, damage_newest
 
 RESULTS = Path(__file__).parent / "results" / "soak.json"
-PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
 NOBODY = 65534
 DISK_MEGABYTES = 24
 OFTEN = runner.RunOptions(checkpoint_seconds=0.05)
@@ -285,41 +285,6 @@ def soak(minutes: float, epochs: int, seed: int, results: Path) -> None:
         shutil.rmtree(base, ignore_errors=True)
 
 
-def report(folder: Path, page: Path) -> None:
-    """Puts the figures of the records between the marks of the page."""
-    soaked = json.loads((folder / RESULTS.name).read_text())
-    lines = [
-        f"`{soaked['command']}`, begun {soaked['began']}: {soaked['minutes']:g} minutes, {soaked['rounds']} rounds of "
-        f"{soaked['iterations per round']} iterations; each ended with the same metrics and bitwise the same parameters, "
-        "δ and λ as its undisturbed twin.",
-        "",
-        "| what | times |",
-        "|---|---:|",
-    ]
-    for part in ("faults", "the runs' own words"):
-        lines += [f"| {name} | {number} |" for name, number in sorted(soaked[part].items())]
-    fill(page, "soak", lines)
-    tried = json.loads((folder / "reliability.json").read_text())
-    fuzzed = [f"| {name} | {of['seconds']} | {of['runs']:,} |" for name, of in tried["fuzz"].items()]
-    fill(page, "fuzz", ["| parser | seconds | inputs |", "|---|---:|---:|", *fuzzed])
-    of = tried["problems"]
-    outcomes = ", ".join(f"{number} {word}" for word, number in of["outcomes"].items())
-    fill(
-        page,
-        "problems",
-        [
-            f"`{of['command']}`, seeds {of['seeds'][0]} to {of['seeds'][1]}, {of['seconds']} s: problems with a step or "
-            f"batch that was {outcomes}; {of['broken']} broke an invariant."
-        ],
-    )
-
-
-def fill(page: Path, name: str, lines: list[str]) -> None:
-    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    before, _, rest = page.read_text().partition(begin)
-    page.write_text(before + begin + "\n\n" + "\n".join(lines) + "\n\n" + end + rest.partition(end)[2])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=["run", "report"])
@@ -331,7 +296,7 @@ def main() -> None:
     if words.action == "run":
         soak(words.minutes, words.epochs, words.seed, words.results)
     else:
-        report(words.results.parent, PAGE)
+        reliability.report(words.results.parent)
 
 
 if __name__ == "__main__":
