@@ -84,6 +84,7 @@ def report(folder: Path = RESULTS, page: Path = PAGE) -> None:
     fuzzed = [f"| {name} | {of['seconds']} | {of['runs']:,} |" for name, of in tried["fuzz"].items()]
     fill(page, "fuzz", ["| parser | seconds | inputs |", "|---|---:|---:|", *fuzzed])
     fill(page, "problems", [problems_line(tried["slow"]["tests/test_problems.py"])])
+    fill(page, "mutations", [mutations_line(tried["slow"]["tests/test_mutations.py"])])
     ran = [f"| `{name}` | {of['passed']} | {of['failed']} | {of['seconds']} |" for name, of in tried["slow"].items()]
     fill(page, "slow", ["| file | passed | failed | seconds |", "|---|---:|---:|---:|", *ran])
 
@@ -109,6 +110,13 @@ def problems_line(of: dict[str, Any]) -> str:
     return (
         f"`python benchmarks/reliability.py slow tests/test_problems.py`, seeds {first} to {last}, {of['seconds']} s: "
         f"problems with a step or batch that was {outcomes}; {figures['broken']} broke an invariant."
+    )
+
+
+def mutations_line(of: dict[str, Any]) -> str:
+    return (
+        "`python benchmarks/reliability.py slow tests/test_mutations.py`: "
+        f"{of['passed'] + of['failed']} protections taken out one at a time, {of['passed']} times the test failed."
     )
 
 

@@ -94,6 +94,7 @@ def test_outputs_that_are_parts_of_rows_are_refused_where_rows_are_needed(length
     ],
 )
 def test_batches(loss, data, error, says, warm, curvature_batch):
+    """Fails if `Objective` does not look at the loss and its gradient before the step."""
     optimizer = shf.SHF(normalised(), loss, curvature_batch=curvature_batch)
     if warm:
         optimizer.step(x, t if loss is CE else v)
@@ -319,6 +320,7 @@ class Fragile(nn.Module):
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
 def test_a_step_whose_every_trial_fails_is_rejected_and_raises_damping(bad):
+    """Fails if `Candidates.visit` takes a value that is not finite."""
     optimizer = shf.SHF(Fragile(0.0, bad), CE)
     before = snapshot(optimizer)["model"]
     for k in range(3):
@@ -353,6 +355,7 @@ def test_iterates_whose_trial_fails_are_skipped(chosen):
 
 
 def test_a_failed_trial_raises_damping_even_where_another_iterate_is_good():
+    """Fails if `shf_step` moves λ by ρ alone."""
     lengths = lengths_of_iterates()
     torch.manual_seed(0)
     optimizer = shf.SHF(Fragile(0.5 * (lengths[2] + lengths[3])), CE, cg_iterations=4, damping=1e-3)

@@ -235,6 +235,20 @@ def test_scalars_beyond_the_largest_number_of_the_vectors_type_end_the_run():
     assert found.last.isfinite().all()
 
 
+def test_an_inner_product_that_overflows_ends_the_run():
+    """p and Ap are finite, p'Ap = 2·10⁴⁰ is not. Fails if p'Ap is not looked at: α = 0, and CG goes on where it is."""
+    found = conjugate_gradient(torch.clone, torch.full((2,), 1e-5), iterations=3, precondition=lambda r: r * 1e25)
+    assert (found.steps, found.stop, found.last.tolist()) == (0, CGStop.NON_FINITE, [0.0, 0.0])
+
+
+def test_a_residual_that_overflows_ends_the_run_before_x_is_touched():
+    """Of a preconditioner that overflows at its second use. Fails if r'y after an update is not looked at: x moves."""
+    scales = iter([1.0, INF])
+    A, b, _ = system(4, 0)
+    found = conjugate_gradient(A.mv, b, iterations=3, precondition=lambda r: r * next(scales))
+    assert (found.steps, found.stop, found.last.tolist()) == (0, CGStop.NON_FINITE, [0.0] * 4)
+
+
 def test_an_iterate_beyond_the_largest_number_is_not_kept():
     found = conjugate_gradient(lambda v: v * 1e-30, torch.full((2,), 1e20), iterations=3)
     assert (found.steps, found.stop, found.last.tolist()) == (0, CGStop.NON_FINITE, [0.0, 0.0])

@@ -103,6 +103,7 @@ def step_of(place, tick, warm):
 @pytest.mark.parametrize("warm", [False, True])
 @pytest.mark.parametrize("place", PLACES)
 def test_interrupted_anywhere_nothing_has_changed_and_the_step_can_be_repeated(place, warm):
+    """Fails if a pass writes into the model's own buffers (no copy in `Network.buffers`)."""
     tick = Countdown()
     undisturbed = step_of(place, tick, warm)
     tick.ticks = 0
@@ -187,6 +188,8 @@ class InterruptedDict(defaultdict):
 
 @pytest.mark.parametrize("warm", [False, True])
 def test_writes_interrupted_midway_are_taken_back(warm):
+    """Fails if `_all_or_nothing` leaves out the parameters or the buffers."""
+
     def make():
         torch.manual_seed(0)
         optimizer = shf.SHF(normalised(), CE, seed=1)
@@ -212,7 +215,7 @@ def test_writes_interrupted_midway_are_taken_back(warm):
 @pytest.mark.parametrize("warm", [False, True])
 @pytest.mark.parametrize("n", range(1, 8))
 def test_state_written_midway_is_taken_back(n, warm):
-    """Six parameters have a δ each; then the scalars are written."""
+    """Six parameters have a δ each; then the scalars are written. Fails if `_all_or_nothing` leaves out δ."""
     optimizer = shf.SHF(normalised(), CE)
     if warm:
         optimizer.step(*labelled(seed=1))

@@ -92,6 +92,7 @@ def test_the_watch_sees_a_graph_that_is_kept():
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("case", CASES)
 def test_no_graph_survives_a_step(case):
+    """Fails if `Objective` hands what its gradient pass recorded to anything that outlives the step."""
     kind, make, options = CASES[case]
     model = make()
     loss = Watched(model)

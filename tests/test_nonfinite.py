@@ -65,6 +65,7 @@ def test_a_run_with_bad_batches_is_the_run_without_them():
 
 
 def test_raise_is_the_default_and_says_which():
+    """Fails if `_pass_over` skips whatever was asked for."""
     with pytest.raises(shf.NonFiniteError, match="not finite: inputs"):
         shf.SHF(mlp(), CE).step(spoiled(math.nan), t)
 
@@ -194,6 +195,8 @@ def test_the_floor_is_held_and_shown():
 
 
 def test_the_ceiling_is_held_and_shown():
+    """Fails if `StepInfo` is not told the bound that λ has reached."""
+
     class Wild(nn.Module):
         """Every trial point fails."""
 

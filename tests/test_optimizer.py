@@ -144,6 +144,7 @@ def test_every_step_draws_masks_of_its_own():
 
 
 def test_the_global_generator_is_neither_read_nor_moved():
+    """Fails without `preserved_global_state`."""
     ends = []
     for model, seed in zip(copies(make=lambda: mlp(dropout=0.5)), (1, 2), strict=True):
         optimizer = shf.SHF(model, CE, seed=3)

@@ -49,12 +49,31 @@ def test_the_make_target_asks_for_hashes():
 
 
 def test_other_versions_than_locked_are_found():
+    """Fails if `differences` compares nothing."""
     assert supply.differences({"pytest": pytest.__version__}) == []
     assert supply.differences({"pytest": "0.1"}) == [f"pytest: {pytest.__version__}, locked 0.1"]
     assert supply.differences({"no-such-package": "1"}) == ["no-such-package: absent, locked 1"]
 
 
+def test_files_that_were_changed_after_installation_are_found(tmp_path, monkeypatch):
+    """A package of two files, one of them edited, then removed. Fails if `altered` does not compare digests."""
+    info = tmp_path / "tiny-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: tiny\nVersion: 1\n")
+    for name in ("tiny.py", "other.py"):
+        (tmp_path / name).write_text("x = 1\n")
+    record = [f"{name},sha256={supply._digest(tmp_path / name, 'sha256')},6" for name in ("tiny.py", "other.py")]
+    (info / "RECORD").write_text("\n".join([*record, "tiny-1.dist-info/RECORD,,"]) + "\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert supply.altered(["tiny"]) == []
+    (tmp_path / "tiny.py").write_text("x = 2\n")
+    assert supply.altered(["tiny"]) == ["tiny: tiny.py is not as it was installed"]
+    (tmp_path / "tiny.py").unlink()
+    assert supply.altered(["tiny"]) == ["tiny: tiny.py is not as it was installed"]
+
+
 def test_known_vulnerabilities_are_counted_and_unknown_packages_are_not():
+    """Fails if `vulnerabilities` passes over what pip-audit reports."""
     report = (
         '{"dependencies": [{"name": "a", "version": "1", "vulns": [{"id": "X-1"}]},'
         ' {"name": "b", "version": "2", "vulns": []}, {"name": "c", "skip_reason": "not found"}]}'

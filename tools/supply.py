@@ -1,15 +1,20 @@
 """What the make targets install, looked at: python tools/supply.py locked | audit
 
-locked   every package of requirements.lock is installed in the version that it names
-audit    known vulnerabilities of those packages, by pip-audit; where its database is out of reach, says so and passes
+locked   every package of requirements.lock is installed in the version that it names, and its files are as they were
+         installed (by the SHA-256 that each package's RECORD has of them)
+audit    known vulnerabilities of those packages, by pip-audit; where its database is out of reach, says so and passes:
+         what is left then is `locked`
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
@@ -40,6 +45,22 @@ def differences(wanted: dict[str, str]) -> list[str]:
     return found
 
 
+def altered(names: Iterable[str]) -> list[str]:
+    """Files of installed packages that are missing, or are not what was installed. No network is needed for it."""
+    found = []
+    for name in names:
+        for file in metadata.files(name) or []:
+            place = Path(str(file.locate()))
+            if file.hash is not None and (not place.is_file() or _digest(place, file.hash.mode) != file.hash.value):
+                found.append(f"{name}: {file} is not as it was installed")
+    return found
+
+
+def _digest(path: Path, kind: str) -> str:
+    """As a RECORD writes it: base64 without padding."""
+    return base64.urlsafe_b64encode(hashlib.new(kind, path.read_bytes()).digest()).rstrip(b"=").decode()
+
+
 def vulnerabilities(report: str) -> tuple[list[str], int]:
     """From pip-audit's report: what is known to be vulnerable, and how many packages it could look up."""
     packages = json.loads(report)["dependencies"]
@@ -55,6 +76,8 @@ def audit(wanted: dict[str, str]) -> int:
         found, known = vulnerabilities(done.stdout)
     except (ValueError, KeyError):
         found, known = [], 0
+    if "No module named pip_audit" in done.stderr:
+        raise SystemExit("pip-audit is not installed: make the environment anew with `make`")
     if known == 0:
         print(f"the database of vulnerabilities is out of reach: none of {len(wanted)} packages was audited")
         return 0
@@ -67,8 +90,8 @@ def main() -> int:
     if sys.argv[1:] == ["audit"]:
         return audit(wanted)
     if sys.argv[1:] == ["locked"]:
-        found = differences(wanted)
-        print(*found or [f"all {len(wanted)} packages are as locked"], sep="\n")
+        found = differences(wanted) or altered(wanted)
+        print(*found or [f"all {len(wanted)} packages are as locked, and their files as installed"], sep="\n")
         return 1 if found else 0
     raise SystemExit(__doc__)
 

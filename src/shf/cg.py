@@ -138,8 +138,8 @@ def conjugate_gradient(
         dot: the inner product of two vectors, where each is but a part of a longer one.
 
     Returns:
-        The kept iterates with their q, and why the run ended. A non-finite number or p'Ap ≤ 0 ends it *before* x is
-        touched, so every iterate is finite.
+        The kept iterates with their q, and why the run ended. A scalar that is not finite or p'Ap ≤ 0 ends it *before*
+        x is touched; an iterate has infinite entries only where x itself is beyond the largest number.
 
     Example:
         >>> A = torch.diag(torch.tensor([1.0, 2.0, 4.0]))

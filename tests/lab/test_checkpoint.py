@@ -86,6 +86,7 @@ def test_all_damaged_is_an_error_that_names_them(tmp_path: Path) -> None:
 
 
 def test_a_newer_schema_is_refused_and_not_taken_for_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if `read` does not look at the schema."""
     store = CheckpointStore(tmp_path / "checkpoints")
     store.save(1, state())
     monkeypatch.setattr(checkpoint, "SCHEMA", checkpoint.SCHEMA + 1)
@@ -235,7 +236,8 @@ def test_a_list_is_no_state(tmp_path: Path) -> None:
 
 
 def test_a_file_too_large_for_the_disk_leaves_the_old_one(tmp_path: Path) -> None:
-    """The system itself refuses the write half way (a limit on file sizes stands for the full disk)."""
+    """The system itself refuses the write half way (a limit on file sizes stands for the full disk). Fails if
+    `CheckpointStore.save` removes older ones before the new one is there."""
     script = """
 import resource, sys
 import torch

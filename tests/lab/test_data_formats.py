@@ -64,6 +64,7 @@ class TestIdx:
         ],
     )
     def test_refuses(self, content: bytes, bounded: None) -> None:
+        """Fails, for sizes, if `decode` does not compare header and content."""
         with pytest.raises(DamagedDataError):
             idx.decode(content, axes=3)
 
@@ -73,7 +74,8 @@ class TestArchives:
         assert gunzip(gzip.compress(b"abc"), 3, "x") == b"abc"
 
     def test_gzip_bomb_is_left_at_the_limit(self, bounded: None) -> None:
-        """Without the limit this holds the whole 200 megabytes of zeros that the bomb unpacks to."""
+        """Without the limit this holds the whole 200 megabytes of zeros that the bomb unpacks to. Fails if `_at_most`
+        reads on."""
         packed = zlib.compressobj(9, zlib.DEFLATED, 31)
         bomb = b"".join(packed.compress(bytes(MEGABYTE)) for _ in range(200)) + packed.flush()
         assert len(bomb) < MEGABYTE
@@ -86,7 +88,8 @@ class TestArchives:
             gunzip(gzip.compress(os.urandom(1000))[:cut], 1000, "x")
 
     def test_zip_member_among_hostile_ones(self, tmp_path: Path) -> None:
-        """A member that would climb out of the directory is never unpacked: only the named one is read, in memory."""
+        """A member that would climb out of the directory is never unpacked: only the named one is read, in memory. Fails
+        if the archive is unpacked beside it."""
         archive = tmp_path / "inner" / "x.whl"
         archive.parent.mkdir()
         with zipfile.ZipFile(archive, "w") as opened:
@@ -97,6 +100,7 @@ class TestArchives:
         assert [path for path in tmp_path.rglob("*") if path.is_file()] == [archive]
 
     def test_zip_bomb(self, tmp_path: Path, bounded: None) -> None:
+        """Fails if `_at_most` does not compare what it has read with the limit."""
         archive = tmp_path / "x.whl"
         with (
             zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as opened,
@@ -129,7 +133,8 @@ class TestArchives:
         return path
 
     def test_tar_member_among_hostile_ones(self, tmp_path: Path) -> None:
-        """Links named like the member are passed over (following one would read any file of the machine)."""
+        """Links named like the member are passed over (following one would read any file of the machine). Fails if
+        `tar_member` does not ask `isreg`."""
         secret = tmp_path / "secret"
         secret.write_bytes(b"secret")
         link = tarfile.TarInfo("p/member")
@@ -150,7 +155,8 @@ class TestArchives:
                 tar_member(archive, "p/member", 1000, archive_limit=MEGABYTE)
 
     def test_tar_bombs(self, tmp_path: Path) -> None:
-        """A large member, and a large archive in front of the member, end at their limits."""
+        """A large member, and a large archive in front of the member, end at their limits. Fails if `_Ration` does not
+        count."""
         zeros = bytes(32 * MEGABYTE)
         large = self.tar(tmp_path / "a.tar.gz", (tarfile.TarInfo("m"), zeros))
         hidden = self.tar(tmp_path / "b.tar.gz", (tarfile.TarInfo("other"), zeros), (tarfile.TarInfo("m"), b"good"))
@@ -194,7 +200,8 @@ class TestPickles:
 
     @pytest.mark.parametrize("protocol", range(6))
     def test_runs_nothing(self, protocol: int, tmp_path: Path) -> None:
-        """With pickle.loads in its place the command runs and the marker is there."""
+        """With pickle.loads in its place the command runs and the marker is there. Fails if `find_class` resolves any
+        other name."""
         marker = tmp_path / "ran"
         hostile = pickle.dumps((np.zeros(3), Evil(marker)), protocol=protocol)
         with pytest.raises(DamagedDataError, match="refused"):
@@ -211,6 +218,7 @@ class TestPickles:
             load_arrays(b"\x80\x02c" + name.encode() + b"\n.")
 
     def test_object_arrays_are_refused(self) -> None:
+        """Fails if `_Dtype` admits types that are no numbers."""
         for value in (np.array([{"a": 1}, None]), np.array(["text"]), np.zeros(2, "M8[s]"), np.zeros(1, "f4,i4")):
             with pytest.raises(DamagedDataError):
                 load_arrays(pickle.dumps(value, protocol=3))
@@ -221,12 +229,14 @@ class TestPickles:
                 load_arrays(pickle.dumps(value, protocol=3))
 
     def test_memo_bomb(self, bounded: None) -> None:
-        """A memo index of 2³¹ makes the C unpickler clear tens of gigabytes; the scan of opcodes refuses it."""
+        """A memo index of 2³¹ makes the C unpickler clear tens of gigabytes; the scan of opcodes refuses it. Fails
+        without that scan."""
         with pytest.raises(DamagedDataError, match="LONG_BINPUT"):
             load_arrays(b"\x80\x02Nr" + struct.pack("<I", 2**31) + b".")
 
     def test_nested_references_do_not_unfold(self, bounded: None) -> None:
-        """Sixty tuples, each twice the one before: 2⁶⁰ parts if followed."""
+        """Sixty tuples, each twice the one before: 2⁶⁰ parts if followed. Fails, by its time, if `_finished` does not
+        count."""
         doubling = b"".join(bytes([ord("h"), i, ord("h"), i, 0x86, ord("q"), i + 1]) for i in range(60))
         with pytest.raises(DamagedDataError, match="more than 64 arrays"):
             load_arrays(b"\x80\x02)q\x00" + doubling + b".")
@@ -296,7 +306,7 @@ class TestMatFiles:
             read_variables(content, ["a"], limit=MEGABYTE, label="x")
 
     def test_bomb(self) -> None:
-        """64 megabytes of zeros in a tenth of one: unpacking stops at the limit."""
+        """64 megabytes of zeros in a tenth of one: unpacking stops at the limit. Fails if `_inflate` has none."""
         content = mat(a=np.zeros((8, MEGABYTE)))
         assert len(content) < MEGABYTE
         tracemalloc.start()

@@ -27,7 +27,7 @@ SEEDS = seeds()
 @pytest.mark.parametrize("name", TARGETS)
 def test_the_fuzzers_corpus(name: str) -> None:
     """Inputs that reached new code, and those that once broke a parser. A finding is any other error than the parser's
-    own: fails, for instance, if `idx.decode` does not look at the lengths of an array without values."""
+    own. Fails, for instance, if `idx.decode` does not look at the lengths of an array without values."""
     target = TARGETS[name]
     files = sorted((CORPUS / name).iterdir())
     assert files
@@ -104,6 +104,7 @@ def test_a_pipe_for_a_note_of_the_owner(tmp_path: Path) -> None:
 
 
 def test_only_regular_files_within_the_limit(tmp_path: Path) -> None:
+    """Fails if `read_at_most` does not look at the size."""
     path = tmp_path / "x"
     path.write_bytes(b"12345")
     assert read_at_most(path, 5) == b"12345"
@@ -130,6 +131,7 @@ def test_an_array_that_promises_more_than_it_has() -> None:
 
 
 def test_numbers_alone() -> None:
+    """Fails if `_read_array` does not look at the type."""
     for values in (np.array(["a"]), np.zeros(2, "M8[s]"), np.zeros(1, "f4,i4"), np.array([1j])):
         with pytest.raises(NpzError, match="no numbers"):
             read_npz(encode_samples({"x": values}), limit=1 << 20)

@@ -124,7 +124,8 @@ def test_metrics_changed_before_the_seal_are_not_continued(tmp_path: Path) -> No
 
 
 def test_rows_wait_for_the_disk_and_none_is_lost(tmp_path: Path) -> None:
-    """A missing directory stands for a mount that vanished; a half-written line for a disk that filled up."""
+    """A missing directory stands for a mount that vanished; a half-written line for a disk that filled up. Fails if
+    `flush` forgets rows before they are written."""
     home = tmp_path / "mount"
     home.mkdir()
     path = home / "metrics.jsonl"
@@ -161,6 +162,7 @@ def test_run_json_keeps_settings_exactly(tmp_path: Path) -> None:
 
 
 def test_an_atomic_write_that_fails_leaves_the_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if `write_atomically` writes in place."""
     path = tmp_path / "run.json"
     write_atomically(path, b"old")
 
@@ -186,6 +188,7 @@ def test_an_atomic_write_that_fails_leaves_the_old_content(tmp_path: Path, monke
     ],
 )
 def test_what_is_no_record_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
+    """Fails, for the newer schema, if `read_run_file` does not look at it."""
     (tmp_path / "run.json").write_bytes(content)
     with pytest.raises(RecordError, match=words):
         read_run_file(tmp_path)
@@ -248,6 +251,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_samples_are_refused(tmp_path: Path, name: str) -> None:
+    """Fails, for the bomb, if `read_npz` does not add up the sizes."""
     path = tmp_path / "samples.npz"
     path.write_bytes(HOSTILE[name])
     with pytest.raises(SamplesError, match=r"samples\.npz"):
@@ -281,6 +285,7 @@ def test_a_second_process_is_refused_and_a_dead_ones_lock_is_taken_over(tmp_path
 
 
 def test_a_note_of_another_host_is_respected_until_forced(tmp_path: Path) -> None:
+    """Fails if `_take_over` does not compare hosts."""
     (tmp_path / OWNER_FILE).write_text(json.dumps({"host": "elsewhere", "pid": 7}))
     with pytest.raises(RunLockedError, match=r"process 7 on host elsewhere.*--force"), locked(tmp_path):
         pass

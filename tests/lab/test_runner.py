@@ -441,6 +441,7 @@ def test_a_fresh_directory_is_found(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    """Fails if `Training.load_state` does not compare fingerprints."""
     for name, changes in (("a", {}), ("b", {"sizes": (784, 7, 2)})):
         config = tiny_config(epochs=1, experiment=tiny_experiment(**changes))
         runner.start(config, tmp_path / name)
@@ -531,6 +532,7 @@ def test_a_run_whose_last_checkpoint_fails_is_not_called_finished(
 def test_after_failed_checkpoints_the_last_good_one_continues_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Fails if `Recorder.checkpoint` does not write the metrics that its checkpoint counts."""
     runner.start(tiny_config(), tmp_path / "whole")
     genuine = checkpoint.write_atomically
     writes = iter(range(999))
@@ -575,6 +577,7 @@ def test_a_directory_that_comes_back_has_lost_nothing(tmp_path: Path) -> None:
 
 
 def test_a_damaged_last_checkpoint_is_passed_over_and_said_so(tmp_path: Path) -> None:
+    """Fails if `_continue` does not say it."""
     runner.start(tiny_config(), tmp_path / "whole")
     stop = Watcher(5, lambda: os.kill(os.getpid(), signal.SIGINT))
     runner.start(tiny_config(), tmp_path / "parts", observer=stop, options=OFTEN)
