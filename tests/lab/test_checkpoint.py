@@ -78,6 +78,25 @@ def test_damage_anywhere_is_found_and_the_previous_one_used(tmp_path: Path, part
     assert path.name in loaded.passed_over[0]
 
 
+def test_a_damaged_one_does_not_push_out_an_intact_one(tmp_path: Path) -> None:
+    """The newest is damaged, the run goes back and saves again, and that one is damaged too. Fails if `save` counts a file
+    that was found damaged among the last two: the only other intact one would have been removed for it."""
+    CheckpointStore(tmp_path).save(10, state(10))
+    damaged = CheckpointStore(tmp_path).save(14, state(14))
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    store = CheckpointStore(tmp_path)
+    assert store.load_latest() is not None
+    for iteration in (12, 18):
+        newest = store.save(iteration, state(iteration))
+        assert not damaged.exists()
+    newest.write_bytes(newest.read_bytes()[:-1])
+    loaded = CheckpointStore(tmp_path).load_latest()
+    assert loaded is not None
+    assert loaded.state["weights"][0, 0] == 12
+    store.save(14, state(14))  # a name that was damaged once is as good as any other
+    assert sorted(p.name for p in tmp_path.iterdir())[0] == "iteration-0000000014.ckpt"
+
+
 def test_all_damaged_is_an_error_that_names_them(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "checkpoints")
     store.save(1, state()).write_bytes(b"")

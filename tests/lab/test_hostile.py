@@ -130,6 +130,14 @@ def test_an_array_that_promises_more_than_it_has() -> None:
         read_npz(packed.getvalue(), limit=1 << 20)
 
 
+def test_arrays_that_are_too_large_together() -> None:
+    """Each within the limit. Fails if `read_npz` does not add up the sizes: sixteen times the limit would be unpacked."""
+    content = encode_samples({name: np.zeros(600, np.uint8) for name in "ab"})
+    assert set(read_npz(content, limit=1500)) == {"a", "b"}
+    with pytest.raises(NpzError, match="more than 1000 bytes unpacked"):
+        read_npz(content, limit=1000)
+
+
 def test_numbers_alone() -> None:
     """Fails if `_read_array` does not look at the type."""
     for values in (np.array(["a"]), np.zeros(2, "M8[s]"), np.zeros(1, "f4,i4"), np.array([1j])):

@@ -251,7 +251,6 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_samples_are_refused(tmp_path: Path, name: str) -> None:
-    """Fails, for the bomb, if `read_npz` does not add up the sizes."""
     path = tmp_path / "samples.npz"
     path.write_bytes(HOSTILE[name])
     with pytest.raises(SamplesError, match=r"samples\.npz"):

@@ -405,7 +405,7 @@ def test_killed_at_random_moments_it_ends_the_same(tmp_path: Path, kills: int, r
 
 def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(tmp_path: Path) -> None:
     """A mount that is missing for a moment. Fails without `_refuse_to_start_over`: the run starts from its beginning, and
-    removes what is there of the old one."""
+    removes what is there of the old one. Fails, too, if `Recorder.checkpoint` does not write the metrics that it counts."""
 
     def die() -> None:
         raise RuntimeError("killed")
@@ -532,7 +532,6 @@ def test_a_run_whose_last_checkpoint_fails_is_not_called_finished(
 def test_after_failed_checkpoints_the_last_good_one_continues_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fails if `Recorder.checkpoint` does not write the metrics that its checkpoint counts."""
     runner.start(tiny_config(), tmp_path / "whole")
     genuine = checkpoint.write_atomically
     writes = iter(range(999))
@@ -589,6 +588,31 @@ def test_a_damaged_last_checkpoint_is_passed_over_and_said_so(tmp_path: Path) ->
     runner.resume(tmp_path / "parts", observer=watcher)
     assert watcher.iterations[0] == 5
     assert any("damaged checkpoint was passed over" in text for text in watcher.warnings)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_damage_twice_in_a_row_is_survived(tmp_path: Path) -> None:
+    """The newest checkpoint is damaged; resumed, the run saves once, and that one is damaged too. Fails if `resume` does not
+    tell its recorder what it found damaged: nothing intact would be left."""
+    runner.start(tiny_config(), tmp_path / "whole")
+
+    def die() -> None:
+        raise RuntimeError("killed")
+
+    def damage_newest() -> None:
+        newest = sorted((tmp_path / "parts" / "checkpoints").glob("iteration-*"))[-1]
+        newest.write_bytes(newest.read_bytes()[:-1])
+
+    with pytest.raises(RuntimeError, match="killed"):
+        runner.start(tiny_config(), tmp_path / "parts", observer=Watcher(7, die), options=OFTEN)
+    damage_newest()  # of iteration 6; that of 5 is left
+    seldom = runner.RunOptions(checkpoint_seconds=3600.0)
+    stop = Watcher(7, lambda: os.kill(os.getpid(), signal.SIGINT))
+    runner.resume(tmp_path / "parts", observer=stop, options=seldom)
+    damage_newest()  # of iteration 7
+    watcher = Watcher()
+    assert runner.resume(tmp_path / "parts", observer=watcher).status is Status.FINISHED
+    assert watcher.iterations[0] == 6
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 

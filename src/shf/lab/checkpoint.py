@@ -148,12 +148,16 @@ class CheckpointStore:
     def __init__(self, directory: Path, *, keep: int = 2) -> None:
         self._directory = directory
         self._keep = keep
+        self._damaged: set[Path] = set()
 
     def save(self, iteration: int, state: Mapping[str, Any]) -> Path:
-        """Write the checkpoint of an iteration, then remove all but the last `keep`."""
+        """Write the checkpoint of an iteration, then remove all but the last `keep` that are not known as damaged."""
         path = self._directory / f"iteration-{iteration:010d}.ckpt"
         self._write(path, state)
-        for old in self._newest_first()[self._keep :]:
+        self._damaged.discard(path)
+        found = self._newest_first()
+        kept = [p for p in found if p not in self._damaged][: self._keep]
+        for old in set(found).difference(kept):
             with contextlib.suppress(OSError):
                 old.unlink()
         return path
@@ -186,6 +190,7 @@ class CheckpointStore:
                 return Loaded(read(path), path, tuple(passed_over))
             except CheckpointDamagedError as error:
                 passed_over.append(str(error))
+                self._damaged.add(path)
         if paths:
             raise CheckpointDamagedError("no intact checkpoint is left:\n" + "\n".join(passed_over))
         return None

@@ -45,6 +45,7 @@ class Recorder:
         *,
         warn: Warn,
         resume_from: Seal | None = None,
+        store: CheckpointStore | None = None,
         checkpoint_seconds: float = 60.0,
         tensorboard: bool = False,
         first_iteration: int = 0,
@@ -52,7 +53,7 @@ class Recorder:
         self._directory = directory
         self._record = dict(record)
         self._warn = warn
-        self._store = CheckpointStore(directory / CHECKPOINTS)
+        self._store = store or CheckpointStore(directory / CHECKPOINTS)
         self._every = checkpoint_seconds
         self._last = time.monotonic()
         self._failing: set[str] = set()

@@ -109,12 +109,13 @@ def resume(
     with locked(directory, force=options.force) as stale:
         if stale:
             observer.note(stale)
-        loaded = CheckpointStore(directory / CHECKPOINTS).load_latest()
+        store = CheckpointStore(directory / CHECKPOINTS)
+        loaded = store.load_latest()
         if loaded is None:
             _refuse_to_start_over(record, directory)
             observer.note("no checkpoint was written yet; the run starts from its beginning")
         with _computing(config), _watched(observer):
-            return _continue(config, record, loaded, directory, observer, options)
+            return _continue(config, record, loaded, store, directory, observer, options)
 
 
 def _refuse_to_start_over(record: Mapping[str, Any], directory: Path) -> None:
@@ -131,6 +132,7 @@ def _continue(
     config: RunConfig,
     record: Mapping[str, Any],
     loaded: Loaded | None,
+    store: CheckpointStore,
     directory: Path,
     observer: Observer,
     options: RunOptions,
@@ -150,6 +152,7 @@ def _continue(
         {**_record(config, training.problem.data), **kept},
         warn=observer.warn,
         resume_from=None if loaded is None else Seal.from_json(loaded.state.get("metrics")),
+        store=store,
         checkpoint_seconds=options.checkpoint_seconds,
         tensorboard=options.tensorboard,
         first_iteration=training.position.iteration,
