@@ -84,7 +84,8 @@ def report(folder: Path = RESULTS, page: Path = PAGE) -> None:
     fuzzed = [f"| {name} | {of['seconds']} | {of['runs']:,} |" for name, of in tried["fuzz"].items()]
     fill(page, "fuzz", ["| parser | seconds | inputs |", "|---|---:|---:|", *fuzzed])
     fill(page, "problems", [problems_line(tried["slow"]["tests/test_problems.py"])])
-    fill(page, "mutations", [mutations_line(tried["slow"]["tests/test_mutations.py"])])
+    if mutated := tried["slow"].get("tests/test_mutations.py"):
+        fill(page, "mutations", [mutations_line(mutated)])
     ran = [f"| `{name}` | {of['passed']} | {of['failed']} | {of['seconds']} |" for name, of in tried["slow"].items()]
     fill(page, "slow", ["| file | passed | failed | seconds |", "|---|---:|---:|---:|", *ran])
 
@@ -116,7 +117,7 @@ def problems_line(of: dict[str, Any]) -> str:
 def mutations_line(of: dict[str, Any]) -> str:
     return (
         "`python benchmarks/reliability.py slow tests/test_mutations.py`: "
-        f"{of['passed'] + of['failed']} protections taken out one at a time, {of['passed']} times the test failed."
+        f"{of['passed'] + of['failed'] - 1} protections taken out one at a time, {of['failed']} times no test failed."
     )
 
 
