@@ -59,9 +59,10 @@ class Crew:
             raise ExperimentError(
                 f"{config.method} works on one process; under torchrun only shf does its steps on {self.size}"
             )
+        _say(self._channel, {"do": "build", "config": config.to_json()})
+        _meet(self._channel)
         if (seconds := config.settings.get("rank_timeout")) is not None:  # the others wait as long as rank 0 needs
             self._channel.wait_at_most(seconds)
-        _say(self._channel, {"do": "build", "config": config.to_json()})
         method.optimizer = _Leading(method.optimizer, self._channel, self)  # type: ignore[attr-defined]
 
     def follow(self) -> None:
@@ -73,6 +74,7 @@ class Crew:
         while (message := _listen(self._channel))["do"] != "end":
             if message["do"] == "build":
                 follower = _Follower(RunConfig.from_json(message["config"]), self._channel)
+                _meet(self._channel)
             else:
                 assert follower is not None
                 follower.obey(message)
@@ -173,6 +175,11 @@ def _say(channel: Channel, message: Mapping[str, Any]) -> None:
     buffer = io.BytesIO()
     torch.save(dict(message), buffer)
     channel.broadcast_bytes(buffer.getvalue())
+
+
+def _meet(channel: Channel) -> None:
+    """Returns when all processes have come to it."""
+    channel.gather_integers([0])
 
 
 def _listen(channel: Channel) -> dict[str, Any]:
