@@ -110,6 +110,7 @@ def tensors_alive():
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("case", CASES)
 def test_steps_do_not_pile_up_tensors(case):
+    """Fails if a step leaves a tensor anywhere, in a list of the optimizer's for instance."""
     kind, make, options = CASES[case]
     optimizer = kind(make(), CE, **options)
     for _ in range(2):
