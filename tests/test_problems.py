@@ -63,6 +63,13 @@ def test_a_step_improves_or_is_rejected(seed: int) -> None:
     check(seed)
 
 
+@pytest.mark.parametrize("seed", [786, 8417, 8652])
+def test_what_was_found(seed: int) -> None:
+    """Problems that have broken the invariant. Fails if CG's scalars may exceed the vectors' type, or if one of the two
+    Kronecker factors may get a share of the damping that does."""
+    check(seed)
+
+
 def test_every_option_of_a_step_is_drawn() -> None:
     """Each with at least two values, but for those of several processes and of epochs."""
     problems = [draw_problem(seed) for seed in range(120)]

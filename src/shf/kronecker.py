@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from shf.cg import LinearMap
 from shf.decay import Decay
 from shf.network import Network
+from shf.nonfinite import NonFiniteError
 
 _LARGEST = 4096
 """Rows of the largest factor: beyond it, inverting costs more than any number of CG iterations that it saves."""
@@ -136,7 +137,9 @@ def invert(
         if not mine(number):
             pairs.append((torch.zeros_like(a), torch.zeros_like(g)))
             continue
-        pi, root = balance(a, g), math.sqrt(damping + decay.weights[block.weight])
+        root = math.sqrt(damping + decay.weights[block.weight])
+        largest = math.sqrt(torch.finfo(a.dtype).max)  # neither factor's share of the damping may overflow
+        pi = min(max(balance(a, g), root / largest), largest / root)
         pairs.append((_inverse(a, pi * root), _inverse(g, root / pi)))
     diagonals = {i: (d + (damping + decay.weights[i])).reciprocal_() for i, d in factors.diagonals.items()}
     return Inverse(factors.blocks, pairs, diagonals)
@@ -160,4 +163,4 @@ def _inverse(factor: Tensor, damping: float) -> Tensor:
         damped.diagonal().add_(scale)
         scale *= 10.0
         if not math.isfinite(scale):
-            raise ValueError("a factor of the Kronecker preconditioner is not finite")
+            raise NonFiniteError("a factor of the Kronecker preconditioner is not finite at the present parameters")
