@@ -120,7 +120,7 @@ A_STEP = (
 A_RUN = (
     Mutation("the method's state is in the checkpoint", "src/shf/lab/training.py",
              'self.method.load_state_dict(state["method"])', "pass",
-             "lab/test_runner.py::test_killed_at_random_moments_it_ends_the_same"),
+             "lab/test_runner.py::test_killed_at_random_moments_it_ends_the_same[10-1]"),
     Mutation("a file is replaced as a whole", "src/shf/lab/records.py",
              '    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")\n', "    beside = path\n",
              "lab/test_records.py::test_an_atomic_write_that_fails_leaves_the_old_content"),

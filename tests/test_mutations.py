@@ -65,4 +65,4 @@ def test_a_protection_taken_out_is_missed(tmp_path: Path, protection: str) -> No
         check=False,
     )
     assert done.returncode == 1, done.stdout[-3000:] + done.stderr[-1000:]  # 2: could not be collected
-    assert ("Timeout" in done.stdout) == mutation.hangs, done.stdout[-3000:]
+    assert ("Failed: Timeout" in done.stdout) == mutation.hangs, done.stdout[-3000:]

@@ -356,24 +356,32 @@ def child(resumed):
     finally:
         os._exit(code)
 
-done = 0
-pid = child(False)
-while True:
-    longest = 0.35 if done < kills else 300.0
-    end = time.monotonic() + draw.uniform(0.0, longest) if done < kills else time.monotonic() + longest
-    while time.monotonic() < end:
+def size():
+    try:
+        return (home / "metrics.jsonl").stat().st_size
+    except OSError:
+        return 0
+
+def killed(pid):
+    # after a few writes (by their number, so that a slow machine is killed as far on) and a moment more
+    writes, last = draw.randint(0, 4), size()
+    while writes:
         found, status = os.waitpid(pid, os.WNOHANG)
         if found:
-            break
-        time.sleep(0.001)
-    else:
-        os.kill(pid, signal.SIGKILL)
-        _, status = os.waitpid(pid, 0)
-        done += 1
-    if os.WIFEXITED(status):
-        print("kills", done, "code", os.WEXITSTATUS(status))
-        break
+            return status
+        now = size()
+        writes, last = writes - (now != last), now
+        time.sleep(0.0005)
+    time.sleep(draw.uniform(0.0, 0.02))
+    os.kill(pid, signal.SIGKILL)
+    return os.waitpid(pid, 0)[1]
+
+done, status = 0, None
+while status is None or not os.WIFEXITED(status):
     pid = child((home / "run.json").exists())
+    status = killed(pid) if done < kills else os.waitpid(pid, 0)[1]
+    done += os.WIFSIGNALED(status)
+print("kills", done, "code", os.WEXITSTATUS(status))
 """
 
 
