@@ -108,7 +108,7 @@ def main() -> None:
         methods = [
             second_order("shf", loss, damping=lam),
             second_order("shf-without", loss, damping=lam, structural_damping=0.0),
-            Method("adam", 100, partial(adam, loss), (0.01, 0.003, 0.001, 0.0003), {"clipped at": 1.0}),
+            Method("adam", 100, partial(adam, loss), (0.01, 0.003, 0.001, 0.0003, 0.0001), {"clipped at": 1.0}),
         ]
         contest([long_term(name, T, loss)], methods, chosen)
 

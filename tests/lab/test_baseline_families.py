@@ -1,5 +1,6 @@
 """What is particular to each family of methods: schedules, update rules, subspaces, reports."""
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,28 @@ class TestMuon:
         muon, adamw = method.optimizers
         assert {p.ndim for group in muon.param_groups for p in group["params"]} == {2}
         assert {p.ndim for group in adamw.param_groups for p in group["params"]} == {1}
+
+
+class TestBorrowed:
+    def test_schedule_free_is_judged_by_its_average(self) -> None:
+        model, (inputs, targets) = network(), blobs()
+        method, step = build("schedule-free", model), stepper(METHODS["schedule-free"], inputs, targets)
+        for k in range(5):
+            step(method, k)
+        at_work = parameters(model)
+        with method.averaged():
+            judged = parameters(model)
+        assert not torch.equal(judged, at_work)
+        torch.testing.assert_close(parameters(model), at_work)
+
+    @pytest.mark.parametrize(
+        ("name", "package", "words"),
+        [("soap", "pytorch_optimizer", "pytorch-optimizer"), ("prodigy", "prodigyopt", "prodigyopt")],
+    )
+    def test_an_absent_package_is_named(self, monkeypatch: Any, name: str, package: str, words: str) -> None:
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(RuntimeError, match=rf"package {words}: pip install 'shf\[opponents\]'"):
+            build(name, network())
 
 
 class TestLBFGS:

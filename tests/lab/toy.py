@@ -22,6 +22,10 @@ QUICK: dict[str, dict[str, Any]] = {
     "hf": {"cg_iterations": 20},
     "ksd": {"dimensions": 5, "bfgs_iterations": 5},
     "lbfgs": {"iterations": 2},
+    "prodigy": {"first_rate": 1e-3},
+    "schedule-free": {"learning_rate": 0.03},
+    "soap": {"learning_rate": 0.03},
+    "shampoo": {"learning_rate": 0.1, "factor_every": 2},
 }
 
 

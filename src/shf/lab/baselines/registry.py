@@ -4,13 +4,17 @@ import difflib
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from shf.lab.baselines import dropout_sgd, ksd, second_order, torch_methods, vsgd
+from shf.lab.baselines import borrowed, dropout_sgd, ksd, second_order, torch_methods, vsgd
 from shf.lab.baselines.protocol import MethodSpec
 
 __all__ = ["METHODS", "MethodSpec", "find"]
 
 METHODS: Mapping[str, MethodSpec] = MappingProxyType(
-    {spec.name: spec for family in (second_order, torch_methods, dropout_sgd, ksd, vsgd) for spec in family.SPECS}
+    {
+        spec.name: spec
+        for family in (second_order, torch_methods, dropout_sgd, ksd, vsgd, borrowed)
+        for spec in family.SPECS
+    }
 )
 
 
