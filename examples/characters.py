@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from contest import Method, Row, Step, Task, by_gradient, contest, parser, stochastic
 from shf.lab.baselines.registry import find
+from shf.lab.contest import Method, Row, Step, Task, by_gradient, contest, parser, stochastic
 
 CONTEXT, WIDTH, HEADS, LAYERS, CHARACTERS = 64, 128, 4, 4, 96
 LOSS = nn.CrossEntropyLoss()

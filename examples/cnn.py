@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from contest import Method, Row, Step, Task, by_gradient, contest, parser, stochastic
 from shf.lab.baselines.registry import find
+from shf.lab.contest import Method, Row, Step, Task, by_gradient, contest, parser, stochastic
 from shf.lab.data import Dataset, load
 
 HELD_OUT = 5000

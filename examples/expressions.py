@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from contest import Method, Row, Task, contest, parser, stochastic
 from shf.lab.baselines.registry import find
+from shf.lab.contest import Method, Row, Task, contest, parser, stochastic
 from shf.lab.trees import Tree, TreeLSTM, select_trees
 
 NUMBERS = 4

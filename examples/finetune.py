@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from cnn import LOSS, errors, network
-from contest import Method, Row, Task, contest, parser, stochastic
 from shf.lab.baselines.registry import find
+from shf.lab.contest import Method, Row, Task, contest, parser, stochastic
 from shf.lab.data import Dataset, load
 
 SHF = {"damping": 0.03, "cg_iterations": 3, "curvature_batch": 250, "preconditioner": "kronecker", "weight_decay": 1e-4}

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import shf
-from contest import Method, Row, Step, Task, by_gradient, contest, parser, stochastic
+from shf.lab.contest import Method, Row, Step, Task, by_gradient, contest, parser, stochastic
 
 UNITS, CONNECTIONS, RADIUS = 50, 15, 1.1
 SHF = {"structural_damping": 0.03, "cg_iterations": 20, "curvature_batch": 200, "backtracking": "first-worse"}

@@ -10,12 +10,11 @@ import torch
 
 import characters
 import cnn
-import contest
 import expressions
 import finetune
 import longterm
-import methods
 import report
+from shf.lab import contest
 from shf.lab.data import Dataset, load
 from shf.lab.records import read_run
 from shf.lab.trees import Tree
@@ -93,7 +92,7 @@ def test_long_term_tasks(tmp_path, monkeypatch):
 def test_a_run_ends_when_its_task_is_solved(enough, rows):
     """With six evaluations planned: at the start, and five more."""
     looks = itertools.count(1)
-    task = methods.Task(
+    task = contest.Task(
         name="task",
         model=lambda: torch.nn.Linear(1, 1),
         batches=lambda size, source: itertools.repeat((torch.ones(size, 1), torch.ones(size, 1))),
@@ -101,8 +100,8 @@ def test_a_run_ends_when_its_task_is_solved(enough, rows):
         tuned_on="looks",
         solved=lambda row: row["looks"] >= enough,
     )
-    still = methods.Method("still", rows=2, build=lambda model, rate: lambda inputs, targets: None)
-    found = list(methods.train(task, still, 0.0, seed=0, seconds=1e-6, evaluations=5))
+    still = contest.Method("still", rows=2, build=lambda model, rate: lambda inputs, targets: None)
+    found = list(contest.train(task, still, 0.0, seed=0, seconds=1e-6, evaluations=5))
     assert [row["looks"] for row in found] == list(range(1, rows + 1))
 
 
