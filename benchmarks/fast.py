@@ -10,7 +10,6 @@ too.
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from shf.lab.figures import metric_words
+from shf.lab.pages import filled
 from shf.lab.plots import Chart, Series, draw
 from shf.lab.records import RunRecord, read_run
 
@@ -110,11 +110,7 @@ def page() -> None:
         if not records:
             continue
         (FIGURES / f"fast-{group.name}.svg").write_text(draw(_chart(group, records), standalone=True), encoding="utf-8")
-        pattern = re.compile(rf"(<!-- {group.name} -->\n).*?(<!-- end -->)", re.DOTALL)
-        if not pattern.search(text):
-            raise ValueError(f"{PAGE.name} has no place for the table {group.name!r}")
-        table = "\n".join(_table(group, records))
-        text = pattern.sub(lambda match, table=table: match[1] + table + "\n" + match[2], text)
+        text = filled(text, {group.name: "\n".join(_table(group, records))})
     PAGE.write_text(text, encoding="utf-8")
 
 

@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from shf.lab.pages import filled
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "reliability.md"
@@ -80,14 +82,16 @@ def executed(said: str) -> int:
 def report(folder: Path = RESULTS, page: Path = PAGE) -> None:
     """Puts the figures of the records between the marks of the page."""
     tried = json.loads((folder / "reliability.json").read_text())
-    fill(page, "soak", soak_lines(json.loads((folder / "soak.json").read_text())))
     fuzzed = [f"| {name} | {of['seconds']} | {of['runs']:,} |" for name, of in tried["fuzz"].items()]
-    fill(page, "fuzz", ["| parser | seconds | inputs |", "|---|---:|---:|", *fuzzed])
-    fill(page, "problems", [problems_line(tried["slow"]["tests/test_problems.py"])])
-    if mutated := tried["slow"].get("tests/test_mutations.py"):
-        fill(page, "mutations", [mutations_line(mutated)])
     ran = [f"| `{name}` | {of['passed']} | {of['failed']} | {of['seconds']} |" for name, of in tried["slow"].items()]
-    fill(page, "slow", ["| file | passed | failed | seconds |", "|---|---:|---:|---:|", *ran])
+    parts = {
+        "soak": soak_lines(json.loads((folder / "soak.json").read_text())),
+        "fuzz": ["| parser | seconds | inputs |", "|---|---:|---:|", *fuzzed],
+        "problems": [problems_line(tried["slow"]["tests/test_problems.py"])],
+        "mutations": [mutations_line(tried["slow"]["tests/test_mutations.py"])],
+        "slow": ["| file | passed | failed | seconds |", "|---|---:|---:|---:|", *ran],
+    }
+    page.write_text(filled(page.read_text(), {name: "\n".join(lines) for name, lines in parts.items()}))
 
 
 def soak_lines(soaked: dict[str, Any]) -> list[str]:
@@ -119,12 +123,6 @@ def mutations_line(of: dict[str, Any]) -> str:
         "`python benchmarks/reliability.py slow tests/test_mutations.py`: "
         f"{of['passed'] + of['failed'] - 1} protections taken out one at a time, {of['failed']} times no test failed."
     )
-
-
-def fill(page: Path, name: str, lines: list[str]) -> None:
-    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    before, _, rest = page.read_text().partition(begin)
-    page.write_text(before + begin + "\n\n" + "\n".join(lines) + "\n\n" + end + rest.partition(end)[2])
 
 
 def main() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from costmodel import Machine, Shape, bytes_held, fit_positive, rate
+from shf.lab.pages import filled
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "scaling.md"
 
@@ -27,13 +27,7 @@ CLUSTER = Machine(
 
 def write_tables(record: dict[str, Any], document: Path = DOCUMENT) -> None:
     """Replaces what stands between the markers of the document."""
-    text = document.read_text()
-    for name, table in tables(record).items():
-        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-        text, count = pattern.subn(lambda match, table=table: match[1] + table + "\n" + match[2], text)
-        if count != 1:
-            raise ValueError(f"{document.name} has {count} places for the table {name!r}, expected 1")
-    document.write_text(text)
+    document.write_text(filled(document.read_text(), tables(record)))
 
 
 def tables(record: dict[str, Any]) -> dict[str, str]:

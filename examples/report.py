@@ -4,7 +4,6 @@ python examples/report.py results/examples
 """
 
 import argparse
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from shf.lab.pages import filled
 from shf.lab.plots import Chart, Series, draw
 from shf.lab.records import RunRecord, read_run
 
@@ -130,12 +130,7 @@ def page(text: str, root: Path) -> tuple[str, dict[str, str]]:
             charts[f"example-{topic.task}.svg"] = draw(chart(topic, found), standalone=True)
             if topic.task == "expressions":
                 parts["depths"] = by_depth(found)
-    for name, content in parts.items():
-        pattern = re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- end -->)", re.DOTALL)
-        text, count = pattern.subn(lambda match, content=content: match[1] + content + match[2], text)
-        if count != 1:
-            raise ValueError(f"the page has {count} places for {name!r}, expected 1")
-    return text, charts
+    return filled(text, parts), charts
 
 
 def main() -> None:

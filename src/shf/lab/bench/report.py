@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from shf.lab.bench.targets import SPARSE, judge
+from shf.lab.pages import filled
 
-BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 FIGURE = Path("figures") / "speed.svg"
 """The plot of a page, from the page's directory."""
 
@@ -286,11 +286,7 @@ def fill_in(page: str, results: dict[str, Any]) -> str:
     Raises:
         ValueError: if the page does not have the two marks.
     """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the page has no part between {BEGIN} and {END} to fill in")
-    return f"{before}{BEGIN}\n\n{markdown(results)}\n\n{END}{after}"
+    return filled(page, {"bench": markdown(results)})
 
 
 def main(arguments: Sequence[str]) -> int:

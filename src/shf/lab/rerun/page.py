@@ -6,7 +6,6 @@ The page's own sentences stand outside of the marked parts, which are replaced a
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from shf.lab.figures import metric_words
+from shf.lab.pages import filled
 from shf.lab.plots import Chart, Series, draw
 from shf.lab.records import RunRecord, write_atomically
 from shf.lab.report import find_runs, read_verified
@@ -40,8 +40,7 @@ def write_page(root: Path, docs: Path) -> list[Path]:
     records = read_records(root)
     page = docs / PAGE
     text = page.read_text(encoding="utf-8")
-    for name, make in PARTS.items():
-        text = _replaced(text, name, make(records))
+    text = filled(text, {name: make(records) for name, make in PARTS.items()})
     (docs / FIGURES).mkdir(parents=True, exist_ok=True)
     written = [page]
     write_atomically(page, text.encode())
@@ -51,14 +50,6 @@ def write_page(root: Path, docs: Path) -> list[Path]:
             write_atomically(path, draw(chart, standalone=True).encode())
             written.append(path)
     return written
-
-
-def _replaced(text: str, name: str, part: str) -> str:
-    pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
-    text, count = pattern.subn(lambda match: f"{match[1]}\n{part}\n\n{match[2]}", text)
-    if count != 1:
-        raise ValueError(f"{PAGE} has {count} places for {name!r}, expected 1")
-    return text
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -1,0 +1,21 @@
+"""Marked parts of a page."""
+
+import pytest
+
+from shf.lab.pages import filled
+
+PAGE = "first\n<!-- one -->\nold\n<!-- end -->\nbetween\n<!-- two -->\n<!-- end -->\nlast\n"
+
+
+def test_parts_are_replaced_and_the_rest_is_left():
+    page = filled(PAGE, {"one": r"new \1", "two": "2"})
+    assert page == (
+        "first\n<!-- one -->\n\nnew \\1\n\n<!-- end -->\nbetween\n<!-- two -->\n\n2\n\n<!-- end -->\nlast\n"
+    )
+    assert filled(page, {"one": r"new \1", "two": "2"}) == page
+
+
+@pytest.mark.parametrize(("page", "count"), [("nothing here", 0), (PAGE + PAGE, 2)])
+def test_a_part_has_one_place(page, count):
+    with pytest.raises(ValueError, match=f"the page has {count} places for 'one', expected 1"):
+        filled(page, {"one": "new"})
