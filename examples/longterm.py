@@ -11,6 +11,7 @@ python examples/longterm.py --T 50 100 --seconds 600 --seed 0 1 2
 import math
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from shf.lab.contest import Method, Row, Step, Task, by_gradient, contest, parse
 
 UNITS, CONNECTIONS, RADIUS = 50, 15, 1.1
 SHF = {"structural_damping": 0.03, "cg_iterations": 20, "curvature_batch": 200, "backtracking": "first-worse"}
+OWN = {"adding": {"damping": 0.01}, "order": {"damping": 0.03, "damping_rule": "held-out", "damping_factor": 0.9}}
 Sequences = tuple[tuple[Tensor, Tensor], Tensor]
 
 
@@ -93,7 +95,7 @@ def adam(loss: nn.Module, model: nn.Module, rate: float) -> Step:
     return by_gradient(model, loss, torch.optim.Adam(model.parameters(), lr=rate), clip=1.0)
 
 
-def second_order(name: str, loss: nn.Module, **settings: float) -> Method:
+def second_order(name: str, loss: nn.Module, **settings: Any) -> Method:
     chosen = {**SHF, **settings}
     return Method(name, 500, lambda m, _: stochastic(m, loss, epoch=50, **chosen, seed=0), settings=chosen)
 
@@ -104,10 +106,10 @@ def main() -> None:
     options.add_argument("--T", type=int, nargs="+", default=[50], help="lengths")
     chosen = options.parse_args()
     for name, T in ((name, T) for T in chosen.T for name in chosen.tasks):
-        loss, lam = (nn.MSELoss(), 0.01) if name == "adding" else (nn.CrossEntropyLoss(), 0.03)
+        loss = nn.MSELoss() if name == "adding" else nn.CrossEntropyLoss()
         methods = [
-            second_order("shf", loss, damping=lam),
-            second_order("shf-without", loss, damping=lam, structural_damping=0.0),
+            second_order("shf", loss, **OWN[name]),
+            second_order("shf-without", loss, **OWN[name], structural_damping=0.0),
             Method("adam", 100, partial(adam, loss), (0.01, 0.003, 0.001, 0.0003, 0.0001), {"clipped at": 1.0}),
         ]
         contest([long_term(name, T, loss)], methods, chosen)

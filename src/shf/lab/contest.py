@@ -10,6 +10,7 @@ import argparse
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from shf.lab.records import METRICS_FILE, RUN_FILE, MetricsFile, read_run, write
 from shf.network import call_model
 
 Step = Callable[[Any, Any], object]
-"""One update from a batch of inputs and targets."""
+"""One update from a batch of inputs and targets. Where it has an attribute `averaged`, a context, the network is measured
+in that."""
 Row = dict[str, float]
 
 
@@ -99,7 +101,8 @@ def train(task: Task, method: Method, rate: float, *, seed: int, seconds: float,
             step(inputs, targets)
             spent += time.process_time() - start
             updates += 1
-        row = {"processor_seconds": spent, "updates": updates, **measure(task, model)}
+        with getattr(step, "averaged", nullcontext)():
+            row = {"processor_seconds": spent, "updates": updates, **measure(task, model)}
         yield row
         if task.solved(row) or not math.isfinite(row[task.tuned_on]):  # a run that diverged does not come back
             return

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from shf.batching import count_rows
 from shf.lab.baselines.protocol import Loss
+from shf.network import call_model
 
 
 class Objective:
@@ -35,7 +36,7 @@ class Objective:
 
     def value(self, inputs: Any, targets: Any) -> Tensor:
         """f on one batch, differentiable. Draws from the global generator: call it inside `draws`."""
-        f: Tensor = self.loss(self.model(inputs), targets)
+        f: Tensor = self.loss(call_model(self.model, inputs), targets)
         return f + self.penalty() if self.weight_decay else f
 
     def penalty(self) -> Tensor:
@@ -74,7 +75,7 @@ class Objective:
         with self.draws(replay=replay):
             for inputs, targets in batches:
                 n = count_rows(inputs)
-                f = self.loss(self.model(inputs), targets) * n
+                f = self.loss(call_model(self.model, inputs), targets) * n
                 for s, g in zip(sums, _gradients(f, self.parameters), strict=True):
                     s.add_(g)
                 total, rows, count = total + f.item(), rows + n, count + 1

@@ -1,0 +1,253 @@
+"""One unchanged preset over many problems, against methods that are tuned and methods that claim to need no tuning.
+
+    python benchmarks/notuning.py --seconds 20 --tune 5 --points 20 --seed 0 1 2     the runs, below results/fast
+    python benchmarks/notuning.py page                                               their table, in docs/fast.md
+
+Judged is the objective on the training set. Contestants: `shf.presets.fast` on batches of 500 rows, Adam at its default
+rate, Adam at the best of seven rates, Prodigy and Schedule-Free AdamW as their packages set them, these on batches of 200
+rows. Data: the paper's, generated curves and what scikit-learn brings along (`pip install 'shf[lab,opponents]'`).
+"""
+
+import math
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "examples"))  # a convolutional and a recurrent network are examples already
+
+import cnn  # noqa: E402
+import longterm  # noqa: E402
+from shf.batching import count_rows, select_rows  # noqa: E402
+from shf.lab.baselines.protocol import Method as Optimizer  # noqa: E402
+from shf.lab.baselines.registry import find  # noqa: E402
+from shf.lab.contest import Method, Row, Task, contest, parser  # noqa: E402
+from shf.lab.data import load  # noqa: E402
+from shf.lab.experiments import find as find_experiment  # noqa: E402
+from shf.lab.pages import filled  # noqa: E402
+from shf.lab.problem import build_loss, build_model, load_data  # noqa: E402
+from shf.lab.records import RunRecord, read_run  # noqa: E402
+from shf.network import call_model  # noqa: E402
+
+RECORDS, PAGE = ROOT / "results" / "fast", ROOT / "docs" / "fast.md"
+MEASURED = 3000
+"""Training cases that are measured, the first."""
+REFERENCE = "adam-tuned"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A network, its data and its loss.
+
+    Attributes:
+        name: of the directory of its records, behind "notuning-".
+        words: what the page says it is.
+        model: a fresh network.
+        loss: mean over rows.
+        inputs: of the training set; any rows that `select_rows` can take.
+        targets: of the training set.
+        weight_decay: of every method.
+    """
+
+    name: str
+    words: str
+    model: Callable[[], nn.Module]
+    loss: Any
+    inputs: Any
+    targets: Any
+    weight_decay: float = 0.0
+
+    @property
+    def cases(self) -> int:
+        return count_rows(self.inputs)
+
+    def task(self) -> Task:
+        def batches(size: int, source: torch.Generator) -> Iterator[tuple[Any, Any]]:
+            while True:
+                for rows in torch.randperm(self.cases, generator=source).split(size):
+                    yield select_rows(self.inputs, rows), select_rows(self.targets, rows)
+
+        rows = torch.arange(min(self.cases, MEASURED))
+        seen = select_rows(self.inputs, rows), select_rows(self.targets, rows)
+
+        def evaluate(model: nn.Module) -> Row:
+            z = call_model(model, seen[0])
+            decay = sum(p.square().sum().item() for p in model.parameters() if p.ndim >= 2)
+            return {"objective": self.loss(z, seen[1]).item() + 0.5 * self.weight_decay * decay}
+
+        return Task(f"notuning-{self.name}", self.model, batches, evaluate, "objective")
+
+
+class Epochs:
+    """A method of the laboratory as a contestant: told when an epoch is over, measured at its average."""
+
+    def __init__(self, optimizer: Optimizer, updates: int) -> None:
+        self._optimizer, self._updates, self._made = optimizer, updates, 0
+        if hasattr(optimizer, "averaged"):
+            self.averaged = optimizer.averaged
+
+    def __call__(self, inputs: Any, targets: Any) -> None:
+        self._optimizer.step(inputs, targets)
+        self._made += 1
+        if self._made % self._updates == 0:
+            self._optimizer.next_epoch()
+
+
+def methods(problem: Problem) -> list[Method]:
+    def made(name: str, settings: dict[str, Any], rows: int, model: nn.Module, rate: float) -> Epochs:
+        chosen = settings | ({} if math.isnan(rate) else {"learning_rate": rate})
+        optimizer = find(name).build(model, problem.loss, {"weight_decay": problem.weight_decay, **chosen})
+        return Epochs(optimizer, math.ceil(problem.cases / rows))
+
+    def method(label: str, name: str, rows: int, rates: Sequence[float] = (), **settings: Any) -> Method:
+        return Method(label, rows, partial(made, name, settings, rows), rates)
+
+    return [
+        method("fast", "fast", 500, growing=False),
+        method("adam", "adam", 200),
+        method(REFERENCE, "adam", 200, find("adam").grid["learning_rate"]),
+        method("prodigy", "prodigy", 200),
+        method("schedule-free", "schedule-free", 200),
+    ]
+
+
+def of_experiment(name: str, words: str, **options: Any) -> Problem:
+    """One of the laboratory's experiments, its initial weights drawn from the run's seed."""
+    experiment = find_experiment(name).with_options(options)
+    data = load_data(experiment)
+    decay = float(experiment.shared_settings.get("weight_decay", 0.0))
+
+    def model() -> nn.Module:
+        return build_model(experiment, seed=torch.initial_seed())
+
+    return Problem(name, words, model, build_loss(experiment), data.train_inputs, data.train_targets, decay)
+
+
+def rectifiers(*sizes: int) -> nn.Sequential:
+    layers = [m for i, o in pairwise(sizes) for m in (nn.Linear(i, o), nn.ReLU())]
+    return nn.Sequential(*layers[:-1])
+
+
+def bundled(name: str, words: str, *hidden: int, regression: bool = False) -> Problem:
+    """Data that come with scikit-learn: inputs, and targets of a regression, with mean 0 and variance 1."""
+    from sklearn import datasets
+
+    x, y = getattr(datasets, f"load_{name}")(return_X_y=True)
+    x = (x - x.mean(0)) / np.maximum(x.std(0), 1e-12)
+    inputs = torch.from_numpy(x).float()
+    if regression:
+        targets, loss, outputs = torch.from_numpy((y - y.mean()) / y.std()).float()[:, None], nn.MSELoss(), 1
+    else:
+        targets, loss, outputs = torch.from_numpy(y).long(), nn.CrossEntropyLoss(), int(y.max()) + 1
+    decay = 1e-3
+    return Problem(
+        name.replace("_", "-"), words, partial(rectifiers, x.shape[1], *hidden, outputs), loss, inputs, targets, decay
+    )
+
+
+def convolutional() -> Problem:
+    data = load("mnist", standardise=False)
+    inputs = data.train_inputs.unflatten(1, (28, 28))
+    return Problem("cnn", "MNIST, LeNet with dropout", cnn.network, cnn.LOSS, inputs, data.train_targets)
+
+
+def recurrent(T: int = 20, cases: int = 10_000) -> Problem:
+    inputs, targets = longterm.order(T, cases, torch.Generator().manual_seed(0))
+    words = f"temporal order, T = {T}, plain recurrent network"
+    return Problem("rnn", words, partial(longterm.Plain, 6, 4), nn.CrossEntropyLoss(), inputs, targets)
+
+
+def digits_autoencoder() -> Problem:
+    from sklearn import datasets
+
+    pixels = torch.from_numpy(datasets.load_digits().data).float() / 16
+    return Problem(
+        "digits-autoencoder", "digits of 64 pixels, 64-100-10-100-64", autoencoder, nn.MSELoss(), pixels, pixels
+    )
+
+
+def autoencoder() -> nn.Sequential:
+    return nn.Sequential(*rectifiers(64, 100, 10), nn.Linear(10, 100), nn.ReLU(), nn.Linear(100, 64), nn.Sigmoid())
+
+
+PROBLEMS: tuple[Callable[[], Problem], ...] = (
+    partial(of_experiment, "curves-demo", "curves, autoencoder of 8 layers"),
+    partial(of_experiment, "usps-classifier-dropout", "USPS, rectifiers with dropout"),
+    partial(of_experiment, "reuters-classifier", "Reuters, softmax regression on sparse inputs"),
+    partial(of_experiment, "mnist-classifier", "MNIST, 784-1200-1200-10 rectifiers"),
+    partial(of_experiment, "mnist-autoencoder", "MNIST, autoencoder of 8 layers"),
+    convolutional,
+    recurrent,
+    partial(bundled, "digits", "digits of 64 pixels, 64-100-100-10", 100, 100),
+    digits_autoencoder,
+    partial(bundled, "breast_cancer", "breast cancer, 30-50-2", 50),
+    partial(bundled, "wine", "wine, 13-50-3", 50),
+    partial(bundled, "diabetes", "diabetes, regression, 10-50-50-1", 50, 50, regression=True),
+)
+
+
+def reached(record: RunRecord, level: float) -> float:
+    """Processor seconds until the objective is at most this; infinite if it never is."""
+    x, y = record.column("processor_seconds"), record.column("objective")
+    below = np.flatnonzero(y <= level)
+    if below.size == 0:
+        return math.inf
+    k = int(below[0])
+    if k == 0:
+        return 0.0
+    share = (y[k - 1] - level) / (y[k - 1] - y[k])
+    return float(x[k - 1] + share * (x[k] - x[k - 1]))
+
+
+def table(root: Path) -> Iterator[str]:
+    """For each problem tuned Adam's objective, and when the others have it; seeds are compared one by one."""
+    names = ["fast", "adam", "prodigy", "schedule-free"]
+    yield "| problem | tuned Adam | fast | Adam 0.001 | Prodigy | Schedule-Free |"
+    yield "|---|---|---|---|---|---|"
+    for place in sorted(root.glob("notuning-*")):
+        found: dict[str, dict[int, RunRecord]] = {}
+        for directory in sorted(place.iterdir()):
+            record = read_run(directory)
+            found.setdefault(str(record.config["method"]), {})[int(record.config["seed"])] = record
+        levels = {seed: float(r.column("objective")[-1]) for seed, r in found[REFERENCE].items()}
+        rate = next(iter(found[REFERENCE].values())).config["settings"]["rate"]
+        cells = [place.name.removeprefix("notuning-"), f"{statistics.fmean(levels.values()):.3g} (rate {rate:g})"]
+        for name in names:
+            times = [reached(record, levels[seed]) for seed, record in found[name].items()]
+            made = [t for t in times if math.isfinite(t)]
+            ends = statistics.fmean(float(r.column("objective")[-1]) for r in found[name].values())
+            when = f"{statistics.fmean(made):.1f} s" if len(made) == len(times) else f"{len(made)} of {len(times)}"
+            cells.append(f"{when}, ends at {ends:.3g}")
+        yield "| " + " | ".join(cells) + " |"
+
+
+def page() -> None:
+    parts = {"notuning": "\n".join(table(RECORDS))}
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), parts), encoding="utf-8")
+
+
+def main() -> None:
+    if sys.argv[1:] == ["page"]:
+        page()
+        return
+    options = parser(__doc__, seconds=20)
+    options.set_defaults(out=RECORDS)
+    options.add_argument("--problems", nargs="+", help="beginnings of names; by default all")
+    chosen = options.parse_args()
+    for make in PROBLEMS:
+        problem = make()
+        if not chosen.problems or problem.name.startswith(tuple(chosen.problems)):
+            contest([problem.task()], methods(problem), chosen)
+
+
+if __name__ == "__main__":
+    main()
