@@ -7,13 +7,13 @@ from shf.randomness import generator
 from shf.ranks import Ranks
 from shf.step import Problem
 
-MEAN_EIGENVALUES = 10.0
+MEAN_EIGENVALUES = 100.0
 """λ at the start, in mean eigenvalues of B."""
 
 
 @torch.no_grad()
 def initial_damping(problem: Problem, theta: Tensor, seed: int, ranks: Ranks) -> float:
-    """λ = 10 tr(B)/n at the beginning, with v'Bv for tr(B), v independent ±1 (Hutchinson): one product.
+    """λ = 100 tr(B)/n at the beginning, with v'Bv for tr(B), v independent ±1 (Hutchinson): one product.
 
     B's few large eigenvalues carry the trace and its many small ones the mean, so that λ lies between them: directions of
     large curvature are left to CG, the others are damped until the rule for λ has learned better.

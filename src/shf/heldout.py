@@ -15,10 +15,11 @@ balance: however noisy the batches, q tends to 1 as λ grows, so λ cannot rise 
 
 Single verdicts are noisy. Δ and b, in units of what steps gain on their own batch, are averaged over recent steps, a
 verdict of more than three units counting as three. λ moves only where the averages say so by more than their standard
-error (one and a half of it to rise); the further from the balance, the faster. Where b itself is lost in noise, or
-positive, unseen data have nothing to say of the step's length: λ stays, and a larger batch would be the answer; unless
-steps cost unseen data more than half of what they gain on their own. A change that is lost in rounding comes from a step
-that is too short to matter: it counts as q = 1.
+error (one and a half of it to rise); the further from the balance, the faster, and faster up than down: the averages are
+late, and what a λ that fell too far has done to the parameters stays done. Where b itself is lost in noise, or positive,
+unseen data have nothing to say of the step's length: λ stays, and a larger batch would be the answer; unless steps cost
+unseen data more than half of what they gain on their own. A single step that cost unseen data more than it gained raises λ
+at once. A change that is lost in rounding comes from a step that is too short to matter: it counts as q = 1.
 """
 
 import math
@@ -49,8 +50,10 @@ _ROUNDING = 8.0
 """Units of rounding of f that a change must have to be more than that."""
 _HARM = 0.5
 """Where the slope is lost in noise, the least harm to unseen data, in units of the gain, that raises λ."""
-_FASTEST = 4.0
-"""The most powers of the damping factor that λ moves in a step."""
+_COSTLY = 1.0
+"""The harm of a single step to unseen data, in units of its gain, from which λ rises at once."""
+_FASTEST_UP, _FASTEST_DOWN = 4.0, 2.0
+"""The most powers of the damping factor by which λ rises and falls in a step."""
 _PREFIX, _UNIT, _GAIN, _ENTRY = "heldout_", "heldout_unit", "heldout_gain", "moved"
 
 
@@ -99,17 +102,17 @@ def powers(averages: Averages, low: float = LOW, high: float = HIGH) -> float:
         return 0.0
     if averages.descent < 1:
         harm = averages.change / averages.weight
-        return -_pace(harm - _HARM) if harm > _HARM and averages.beyond(0.0) > _SURE else 0.0
+        return -_pace(harm - _HARM, _FASTEST_UP) if harm > _HARM and averages.beyond(0.0) > _SURE else 0.0
     if q < low and averages.beyond(low) > _SURE:
-        return -_pace((low - q) / 0.5)
+        return -_pace((low - q) / 0.5, _FASTEST_UP)
     if q > high and averages.beyond(high) < -1:
-        return _pace((q - high) / (0.9 - high))
+        return _pace((q - high) / (0.9 - high), _FASTEST_DOWN)
     return 0.0
 
 
-def _pace(distance: float) -> float:
+def _pace(distance: float, fastest: float) -> float:
     """1 near the balance, up to the fastest far off."""
-    return 1.0 + (_FASTEST - 1.0) * min(max(distance, 0.0), 1.0)
+    return 1.0 + (fastest - 1.0) * min(max(distance, 0.0), 1.0)
 
 
 def _clipped(units: float) -> float:
@@ -154,7 +157,8 @@ class HeldOut:
             self.averages = self.averages.hear(-1.0, -1.0)
         else:
             self.averages = self.averages.hear(_clipped(change / self._unit), _clipped(slope / self._unit))
-        return damping * math.pow(self._factor, powers(self.averages))
+        costly = change > _COSTLY * self._unit
+        return damping * math.pow(self._factor, -_FASTEST_UP if costly else powers(self.averages))
 
     def write(self, move: Tensor | None, gain: float) -> dict[str, float]:
         """Puts the move of this step (None where there was none) into the state. The averages, and the unit of the verdict
