@@ -3,9 +3,10 @@
     python benchmarks/notuning.py --seconds 20 --tune 5 --points 20 --seed 0 1 2     the runs, below results/fast
     python benchmarks/notuning.py page                                               their table, in docs/fast.md
 
-Judged is the objective on the training set. Contestants: `shf.presets.fast` on batches of 500 rows, Adam at its default
-rate, Adam at the best of seven rates, Prodigy and Schedule-Free AdamW as their packages set them, these on batches of 200
-rows. Data: the paper's, generated curves and what scikit-learn brings along (`pip install 'shf[lab,opponents]'`).
+Judged is the objective on the training set. Contestants: `shf.presets.fast` on batches of 500 rows, or on all of at most
+2,000; Adam at its default rate, Adam at the best of seven rates, Prodigy and Schedule-Free AdamW as their packages set
+them, these on batches of 200 rows. Data: the paper's, generated curves and what scikit-learn brings along
+(`pip install 'shf[lab,opponents]'`).
 """
 
 import math
@@ -42,6 +43,8 @@ RECORDS, PAGE = ROOT / "results" / "fast", ROOT / "docs" / "fast.md"
 MEASURED = 3000
 """Training cases that are measured, the first."""
 REFERENCE = "adam-tuned"
+SMALL = 2000
+"""Up to so many cases `fast` is given all of them at once."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,6 @@ class Problem:
 
     Attributes:
         name: of the directory of its records, behind "notuning-".
-        words: what the page says it is.
         model: a fresh network.
         loss: mean over rows.
         inputs: of the training set; any rows that `select_rows` can take.
@@ -59,7 +61,6 @@ class Problem:
     """
 
     name: str
-    words: str
     model: Callable[[], nn.Module]
     loss: Any
     inputs: Any
@@ -112,7 +113,7 @@ def methods(problem: Problem) -> list[Method]:
         return Method(label, rows, partial(made, name, settings, rows), rates)
 
     return [
-        method("fast", "fast", 500, growing=False),
+        method("fast", "fast", problem.cases if problem.cases <= SMALL else 500, growing=False),
         method("adam", "adam", 200),
         method(REFERENCE, "adam", 200, find("adam").grid["learning_rate"]),
         method("prodigy", "prodigy", 200),
@@ -120,16 +121,16 @@ def methods(problem: Problem) -> list[Method]:
     ]
 
 
-def of_experiment(name: str, words: str, **options: Any) -> Problem:
+def of_experiment(name: str) -> Problem:
     """One of the laboratory's experiments, its initial weights drawn from the run's seed."""
-    experiment = find_experiment(name).with_options(options)
+    experiment = find_experiment(name)
     data = load_data(experiment)
     decay = float(experiment.shared_settings.get("weight_decay", 0.0))
 
     def model() -> nn.Module:
         return build_model(experiment, seed=torch.initial_seed())
 
-    return Problem(name, words, model, build_loss(experiment), data.train_inputs, data.train_targets, decay)
+    return Problem(name, model, build_loss(experiment), data.train_inputs, data.train_targets, decay)
 
 
 def rectifiers(*sizes: int) -> nn.Sequential:
@@ -137,7 +138,7 @@ def rectifiers(*sizes: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-def bundled(name: str, words: str, *hidden: int, regression: bool = False) -> Problem:
+def bundled(name: str, *hidden: int, regression: bool = False) -> Problem:
     """Data that come with scikit-learn: inputs, and targets of a regression, with mean 0 and variance 1."""
     from sklearn import datasets
 
@@ -150,49 +151,47 @@ def bundled(name: str, words: str, *hidden: int, regression: bool = False) -> Pr
         targets, loss, outputs = torch.from_numpy(y).long(), nn.CrossEntropyLoss(), int(y.max()) + 1
     decay = 1e-3
     return Problem(
-        name.replace("_", "-"), words, partial(rectifiers, x.shape[1], *hidden, outputs), loss, inputs, targets, decay
+        name.replace("_", "-"), partial(rectifiers, x.shape[1], *hidden, outputs), loss, inputs, targets, decay
     )
 
 
 def convolutional() -> Problem:
     data = load("mnist", standardise=False)
     inputs = data.train_inputs.unflatten(1, (28, 28))
-    return Problem("cnn", "MNIST, LeNet with dropout", cnn.network, cnn.LOSS, inputs, data.train_targets)
+    return Problem("cnn", cnn.network, cnn.LOSS, inputs, data.train_targets)
 
 
-def recurrent(T: int = 20, cases: int = 10_000) -> Problem:
-    inputs, targets = longterm.order(T, cases, torch.Generator().manual_seed(0))
-    words = f"temporal order, T = {T}, plain recurrent network"
-    return Problem("rnn", words, partial(longterm.Plain, 6, 4), nn.CrossEntropyLoss(), inputs, targets)
+def recurrent() -> Problem:
+    inputs, targets = longterm.order(20, 10_000, torch.Generator().manual_seed(0))
+    return Problem("rnn", partial(longterm.Plain, 6, 4), nn.CrossEntropyLoss(), inputs, targets)
 
 
 def digits_autoencoder() -> Problem:
     from sklearn import datasets
 
     pixels = torch.from_numpy(datasets.load_digits().data).float() / 16
-    return Problem(
-        "digits-autoencoder", "digits of 64 pixels, 64-100-10-100-64", autoencoder, nn.MSELoss(), pixels, pixels
-    )
+    return Problem("digits-autoencoder", autoencoder, nn.MSELoss(), pixels, pixels)
 
 
 def autoencoder() -> nn.Sequential:
     return nn.Sequential(*rectifiers(64, 100, 10), nn.Linear(10, 100), nn.ReLU(), nn.Linear(100, 64), nn.Sigmoid())
 
 
-PROBLEMS: tuple[Callable[[], Problem], ...] = (
-    partial(of_experiment, "curves-demo", "curves, autoencoder of 8 layers"),
-    partial(of_experiment, "usps-classifier-dropout", "USPS, rectifiers with dropout"),
-    partial(of_experiment, "reuters-classifier", "Reuters, softmax regression on sparse inputs"),
-    partial(of_experiment, "mnist-classifier", "MNIST, 784-1200-1200-10 rectifiers"),
-    partial(of_experiment, "mnist-autoencoder", "MNIST, autoencoder of 8 layers"),
-    convolutional,
-    recurrent,
-    partial(bundled, "digits", "digits of 64 pixels, 64-100-100-10", 100, 100),
-    digits_autoencoder,
-    partial(bundled, "breast_cancer", "breast cancer, 30-50-2", 50),
-    partial(bundled, "wine", "wine, 13-50-3", 50),
-    partial(bundled, "diabetes", "diabetes, regression, 10-50-50-1", 50, 50, regression=True),
-)
+PROBLEMS: dict[str, tuple[str, Callable[[], Problem]]] = {
+    "curves-demo": ("curves, autoencoder of 8 layers", partial(of_experiment, "curves-demo")),
+    "usps-classifier-dropout": ("USPS, rectifiers, dropout", partial(of_experiment, "usps-classifier-dropout")),
+    "reuters-classifier": ("Reuters, softmax on sparse inputs", partial(of_experiment, "reuters-classifier")),
+    "mnist-classifier": ("MNIST, 784-1200-1200-10", partial(of_experiment, "mnist-classifier")),
+    "mnist-autoencoder": ("MNIST, autoencoder of 8 layers", partial(of_experiment, "mnist-autoencoder")),
+    "cnn": ("MNIST, LeNet with dropout", convolutional),
+    "rnn": ("temporal order, T = 20, plain RNN", recurrent),
+    "digits": ("digits, 64-100-100-10", partial(bundled, "digits", 100, 100)),
+    "digits-autoencoder": ("digits, 64-100-10-100-64", digits_autoencoder),
+    "breast-cancer": ("breast cancer, 30-50-2", partial(bundled, "breast_cancer", 50)),
+    "wine": ("wine, 13-50-3", partial(bundled, "wine", 50)),
+    "diabetes": ("diabetes, regression, 10-50-50-1", partial(bundled, "diabetes", 50, 50, regression=True)),
+}
+"""By name: what the page says, and what makes it."""
 
 
 def reached(record: RunRecord, level: float) -> float:
@@ -210,21 +209,22 @@ def reached(record: RunRecord, level: float) -> float:
 
 def table(root: Path) -> Iterator[str]:
     """For each problem tuned Adam's objective, and when the others have it; seeds are compared one by one."""
-    names = ["fast", "adam", "prodigy", "schedule-free"]
     yield "| problem | tuned Adam | fast | Adam 0.001 | Prodigy | Schedule-Free |"
     yield "|---|---|---|---|---|---|"
-    for place in sorted(root.glob("notuning-*")):
+    for name, (words, _) in PROBLEMS.items():
+        if not (place := root / f"notuning-{name}").exists():
+            continue
         found: dict[str, dict[int, RunRecord]] = {}
         for directory in sorted(place.iterdir()):
             record = read_run(directory)
             found.setdefault(str(record.config["method"]), {})[int(record.config["seed"])] = record
         levels = {seed: float(r.column("objective")[-1]) for seed, r in found[REFERENCE].items()}
         rate = next(iter(found[REFERENCE].values())).config["settings"]["rate"]
-        cells = [place.name.removeprefix("notuning-"), f"{statistics.fmean(levels.values()):.3g} (rate {rate:g})"]
-        for name in names:
-            times = [reached(record, levels[seed]) for seed, record in found[name].items()]
+        cells = [words, f"{statistics.fmean(levels.values()):.3g} (rate {rate:g})"]
+        for rival in ("fast", "adam", "prodigy", "schedule-free"):
+            times = [reached(record, levels[seed]) for seed, record in found[rival].items()]
             made = [t for t in times if math.isfinite(t)]
-            ends = statistics.fmean(float(r.column("objective")[-1]) for r in found[name].values())
+            ends = statistics.fmean(float(r.column("objective")[-1]) for r in found[rival].values())
             when = f"{statistics.fmean(made):.1f} s" if len(made) == len(times) else f"{len(made)} of {len(times)}"
             cells.append(f"{when}, ends at {ends:.3g}")
         yield "| " + " | ".join(cells) + " |"
@@ -243,9 +243,9 @@ def main() -> None:
     options.set_defaults(out=RECORDS)
     options.add_argument("--problems", nargs="+", help="beginnings of names; by default all")
     chosen = options.parse_args()
-    for make in PROBLEMS:
-        problem = make()
-        if not chosen.problems or problem.name.startswith(tuple(chosen.problems)):
+    for name, (_, make) in PROBLEMS.items():
+        if not chosen.problems or name.startswith(tuple(chosen.problems)):
+            problem = make()
             contest([problem.task()], methods(problem), chosen)
 
 

@@ -13,12 +13,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+import shf
 from cnn import LOSS, errors, network
 from shf.lab.baselines.registry import find
 from shf.lab.contest import Method, Row, Task, contest, parser, stochastic
 from shf.lab.data import Dataset, load
 
-SHF = {"damping": 0.03, "cg_iterations": 3, "curvature_batch": 250, "preconditioner": "kronecker", "weight_decay": 1e-4}
+SHF = {**shf.presets.fast, "weight_decay": 1e-4}
 FROZEN = 8  # modules of the network up to the first linear layer
 
 
@@ -72,7 +73,7 @@ def later_digits(data: Dataset, cases: int, updates: int) -> Task:
 def methods(cases: int) -> list[Method]:
     rates = (0.01, 0.003, 0.001, 0.0003)
     return [
-        Method("shf", 500, lambda m, _: stochastic(m, LOSS, max(cases // 500, 1), **SHF, seed=0), settings=SHF),
+        Method("shf", cases, lambda m, _: stochastic(m, LOSS, 1, **SHF, seed=0), settings=SHF),
         Method("adam", 100, lambda m, r: find("adam").build(m, LOSS, {"learning_rate": r}).step, rates),
     ]
 

@@ -62,7 +62,7 @@ class Method:
 
 
 def stochastic(model: nn.Module, loss: Any, epoch: int, **options: Any) -> Step:
-    """SHF with an epoch of so many updates."""
+    """SHF with an epoch of so many updates, measured at its average where it keeps one."""
     optimizer, updates = shf.SHF(model, loss, **options), 0
 
     def step(inputs: Any, targets: Any) -> None:
@@ -72,6 +72,8 @@ def stochastic(model: nn.Module, loss: Any, epoch: int, **options: Any) -> Step:
         if updates % epoch == 0:
             optimizer.next_epoch()
 
+    if optimizer.config.averaging:
+        step.averaged = optimizer.averaged  # type: ignore[attr-defined]
     return step
 
 
