@@ -47,12 +47,14 @@ results-continue: $(STAMP) ## the paper's experiments: takes the queue up where 
 	$(BIN)/python -m shf.lab.rerun continue
 
 examples: $(STAMP)        ## the full runs of the examples: hours; those that are recorded are not made again
-	$(BIN)/python examples/longterm.py --T 50 --seconds 600 --tune 30 --points 120 --seed 0 1 2 --out results/examples
+	$(BIN)/python examples/longterm.py --T 50 --seconds 600 --tune 60 --points 120 --only shf adam --seed 0 1 2 --out results/examples
 	$(BIN)/python examples/longterm.py --T 100 200 --seconds 600 --tune 30 --points 120 --only shf adam --out results/examples
-	$(BIN)/python examples/cnn.py --seconds 60 --tune 10 --points 10 --seed 0 1 2 --out results/examples
-	$(BIN)/python examples/characters.py --seconds 120 --tune 15 --points 12 --out results/examples
-	$(BIN)/python examples/expressions.py --seconds 40 --seed 0 1 --out results/examples
-	$(BIN)/python examples/finetune.py --seconds 20 --tune 5 --points 5 --seed 0 1 2 --out results/examples
+	$(BIN)/python examples/longterm.py --T 50 --seconds 100 --points 20 --only shf-without --seed 0 1 2 --out results/examples
+	$(BIN)/python examples/longterm.py --T 50 --seconds 100 --points 20 --only shf-own-batch --tasks order --seed 0 1 2 --out results/examples
+	$(BIN)/python examples/cnn.py --seconds 120 --tune 10 --points 12 --seed 0 1 2 --out results/examples
+	$(BIN)/python examples/characters.py --seconds 120 --tune 15 --points 12 --seed 0 1 2 --out results/examples
+	$(BIN)/python examples/expressions.py --seconds 60 --seed 0 1 2 --out results/examples
+	$(BIN)/python examples/finetune.py --seconds 20 --tune 5 --points 10 --seed 0 1 2 --out results/examples
 	$(BIN)/python examples/report.py
 
 docs: $(STAMP)            ## serve the documentation locally

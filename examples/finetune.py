@@ -71,7 +71,7 @@ def later_digits(data: Dataset, cases: int, updates: int) -> Task:
 
 
 def methods(cases: int) -> list[Method]:
-    rates = (0.01, 0.003, 0.001, 0.0003)
+    rates = (0.01, 0.003, 0.001, 0.0003, 0.0001)
     return [
         Method("shf", cases, lambda m, _: stochastic(m, LOSS, 1, **SHF, seed=0), settings=SHF),
         Method("adam", 100, lambda m, r: find("adam").build(m, LOSS, {"learning_rate": r}).step, rates),

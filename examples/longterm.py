@@ -1,9 +1,8 @@
 """The pathological long-term tasks on a plain tanh network: SHF with structural damping against Adam with clipping.
 
-Adding: at two marked steps a number is to be remembered; wanted is ½ + (a + b)/4, within 0.04. Temporal order: two of the
-symbols are X or Y, the rest distractors; wanted is which of XX, XY, YX, YY. Both after Martens & Sutskever (2011): lengths
-T to 1.1 T, events in the first tenth and first half (adding), in the second and sixth tenth (order). Solved: fewer than
-1 % are wrong of 2,000 held-out sequences, and of 2,000 others for the test; the run then ends.
+Adding: two marked numbers are to be remembered; wanted is ½ + (a + b)/4, within 0.04. Temporal order: two of the symbols
+are X or Y; wanted is which of XX, XY, YX, YY. As in Martens & Sutskever (2011): lengths T to 1.1 T, events in the first
+tenth and half (adding), in the second and sixth tenth (order). Solved, and over: < 1 % wrong of 2,000, held out and test.
 
 python examples/longterm.py --T 50 100 --seconds 600 --seed 0 1 2
 """
@@ -86,7 +85,7 @@ def long_term(name: str, T: int, loss: nn.Module) -> Task:
         return {**found, "wrong_percent": wrong(z_test, y_test)}
 
     def solved(row: Row) -> bool:
-        return row["held_out_wrong_percent"] < 1 and row["wrong_percent"] < 1
+        return max(row["held_out_wrong_percent"], row["wrong_percent"]) < 1
 
     return Task(f"{name}-{T}", model, batches, evaluate, "held_out_loss", solved)
 
@@ -102,7 +101,7 @@ def second_order(name: str, loss: nn.Module, **settings: Any) -> Method:
 
 def main() -> None:
     options = parser(__doc__, seconds=150)
-    options.add_argument("--tasks", nargs="+", default=["adding", "order"], choices=["adding", "order"])
+    options.add_argument("--tasks", nargs="+", default=list(OWN), choices=list(OWN))
     options.add_argument("--T", type=int, nargs="+", default=[50], help="lengths")
     chosen = options.parse_args()
     for name, T in ((name, T) for T in chosen.T for name in chosen.tasks):
@@ -110,6 +109,7 @@ def main() -> None:
         methods = [
             second_order("shf", loss, **OWN[name]),
             second_order("shf-without", loss, **OWN[name], structural_damping=0.0),
+            second_order("shf-own-batch", loss, damping=OWN[name]["damping"]),
             Method("adam", 100, partial(adam, loss), (0.01, 0.003, 0.001, 0.0003, 0.0001), {"clipped at": 1.0}),
         ]
         contest([long_term(name, T, loss)], methods, chosen)
