@@ -10,6 +10,7 @@ too.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -17,8 +18,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from shf.lab.figures import metric_words
 from shf.lab.pages import filled
@@ -135,22 +134,10 @@ def _table(group: Group, records: dict[Entry, RunRecord]) -> Iterator[str]:
     yield f"| {first} | {metric_words(metric)} | {metric_words(other)} | `fast` has it after | steps |"
     yield "|---|---|---|---|---|"
     for entry, record in records.items():
-        when = "" if ours is None or entry is FAST else _reached(ours, metric, _last(record))
+        seconds = math.nan if ours is None or entry is FAST else ours.reached(metric, _last(record))
+        when = "" if math.isnan(seconds) else f"{seconds:.0f} s" if math.isfinite(seconds) else "not"
         steps = int(record.column("iteration")[-1])
         yield f"| {entry.label} | {_last(record):.3f} | {float(record.column(other)[-1]):.3f} | {when} | {steps} |"
-
-
-def _reached(record: RunRecord, metric: str, level: float) -> str:
-    """Seconds until an error is reached, on the line between two evaluations."""
-    x, y = record.column("elapsed_seconds"), record.column(metric)
-    below = np.flatnonzero(y <= level)
-    if below.size == 0:
-        return "not"
-    k = int(below[0])
-    if k == 0:
-        return "0 s"
-    share = (y[k - 1] - level) / (y[k - 1] - y[k])
-    return f"{x[k - 1] + share * (x[k] - x[k - 1]):.0f} s"
 
 
 def _chart(group: Group, records: dict[Entry, RunRecord]) -> Chart:

@@ -43,6 +43,7 @@ RECORDS, PAGE = ROOT / "results" / "fast", ROOT / "docs" / "fast.md"
 MEASURED = 3000
 """Training cases that are measured, the first."""
 REFERENCE = "adam-tuned"
+CLOCK = "processor_seconds"
 SMALL = 2000
 """Up to so many cases `fast` is given all of them at once."""
 
@@ -194,19 +195,6 @@ PROBLEMS: dict[str, tuple[str, Callable[[], Problem]]] = {
 """By name: what the page says, and what makes it."""
 
 
-def reached(record: RunRecord, level: float) -> float:
-    """Processor seconds until the objective is at most this; infinite if it never is."""
-    x, y = record.column("processor_seconds"), record.column("objective")
-    below = np.flatnonzero(y <= level)
-    if below.size == 0:
-        return math.inf
-    k = int(below[0])
-    if k == 0:
-        return 0.0
-    share = (y[k - 1] - level) / (y[k - 1] - y[k])
-    return float(x[k - 1] + share * (x[k] - x[k - 1]))
-
-
 def table(root: Path) -> Iterator[str]:
     """For each problem tuned Adam's objective, and when the others have it; seeds are compared one by one."""
     yield "| problem | tuned Adam | fast | Adam 0.001 | Prodigy | Schedule-Free |"
@@ -222,7 +210,7 @@ def table(root: Path) -> Iterator[str]:
         rate = next(iter(found[REFERENCE].values())).config["settings"]["rate"]
         cells = [words, f"{statistics.fmean(levels.values()):.3g} (rate {rate:g})"]
         for rival in ("fast", "adam", "prodigy", "schedule-free"):
-            times = [reached(record, levels[seed]) for seed, record in found[rival].items()]
+            times = [record.reached("objective", levels[seed], CLOCK) for seed, record in found[rival].items()]
             made = [t for t in times if math.isfinite(t)]
             ends = statistics.fmean(float(r.column("objective")[-1]) for r in found[rival].values())
             when = f"{statistics.fmean(made):.1f} s" if len(made) == len(times) else f"{len(made)} of {len(times)}"

@@ -83,7 +83,11 @@ def test_finetuning_leaves_the_frozen_layers_alone(tmp_path, monkeypatch):
 
 def test_long_term_tasks(tmp_path, monkeypatch):
     records = run(longterm, tmp_path, monkeypatch, "--T", 10)
-    names = [f"{task}-10/{method}-0" for task in ("adding", "order") for method in ("shf", "shf-without", "shf-own-batch", "adam")]
+    names = [
+        f"{task}-10/{method}-0"
+        for task in ("adding", "order")
+        for method in ("shf", "shf-without", "shf-own-batch", "adam")
+    ]
     assert_sound(records, "wrong_percent", *names)
     assert records["adding-10/shf-0"].config["settings"]["structural_damping"] > 0
 

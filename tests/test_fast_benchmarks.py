@@ -1,6 +1,5 @@
 """The benchmarks of docs/fast.md, at a budget of moments: they run, and their tables say what their records say."""
 
-import math
 import sys
 
 import pytest
@@ -56,12 +55,3 @@ def test_one_preset_over_many_problems(tmp_path, monkeypatch):
         found = records[f"{name}-0"].column("objective")
         assert cell.strip().endswith(f"ends at {found[-1]:.3g}")
         assert ("0 of 1" in cell) == (found.min() > level)
-
-
-def test_when_a_level_is_reached(tmp_path, monkeypatch):
-    record = run(notuning, tmp_path, monkeypatch, "--problems", "wine", "--only", "adam")["adam-0"]
-    seconds, objective = record.column("processor_seconds"), record.column("objective")
-    assert notuning.reached(record, objective[0]) == 0
-    assert notuning.reached(record, -1.0) == math.inf
-    middle = notuning.reached(record, (objective[0] + objective[1]) / 2)
-    assert middle == pytest.approx((seconds[0] + seconds[1]) / 2)

@@ -47,6 +47,13 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
     assert found.samples["images"].shape == (2, 4, 4)
 
 
+@pytest.mark.parametrize(("level", "epoch"), [(12, 0), (10, 0), (7.5, 0.5), (5, 1), (1, math.inf)])
+def test_when_a_metric_was_reached(tmp_path: Path, level: float, epoch: float) -> None:
+    """10, 5 and 3.3 at epochs 0, 1 and 2; between them on a line."""
+    record(tmp_path)
+    assert read_run(tmp_path).reached("train_squared_error", level, clock="epoch") == pytest.approx(epoch)
+
+
 def _replace(name: str, old: bytes, new: bytes) -> Callable[[Path], None]:
     def change(directory: Path) -> None:
         content = (directory / name).read_bytes()

@@ -239,6 +239,18 @@ class RunRecord:
         rows = self.epochs if row == "epoch" else self.iterations
         return np.array([number(r.get(name)) for r in rows], dtype=np.float64)
 
+    def reached(self, metric: str, level: float, clock: str = "elapsed_seconds") -> float:
+        """When a metric was first at most this, on the line between two epochs' rows; infinite if it never was."""
+        x, y = self.column(clock), self.column(metric)
+        below = np.flatnonzero(y <= level)
+        if below.size == 0:
+            return math.inf
+        k = int(below[0])
+        if k == 0:
+            return float(x[0])
+        share = (y[k - 1] - level) / (y[k - 1] - y[k])
+        return float(x[k - 1] + share * (x[k] - x[k - 1]))
+
 
 def number(value: Any) -> float:
     """A recorded field as a float: the inverse of `plain` for numbers, NaN for anything that is none."""
