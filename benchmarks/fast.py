@@ -1,63 +1,91 @@
 """The measurements of docs/fast.md: what the parts beyond the paper are worth, at equal time.
 
-    python benchmarks/fast.py run [GROUP …]     make the missing records below results/fast
+    python benchmarks/fast.py run [GROUP …]     make the missing records below results/fast; takes up what was interrupted
     python benchmarks/fast.py page              tables and figures of docs/fast.md from the records
 
-Every record is one `shf run`, on one thread, in seconds of the processor: they mean the same on a machine that others use
-too.
+Every record is what `shf run` makes, and every choice of an opponent's settings what `shf tune` makes, on one thread, in
+seconds of the processor: they mean the same on a machine that others use too.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import shutil
-import subprocess
+import statistics
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from shf.lab.configure import Request
 from shf.lab.figures import metric_words
 from shf.lab.pages import filled
 from shf.lab.plots import Chart, Series, draw
 from shf.lab.records import RunRecord, read_run
+from shf.lab.rerun.entries import Run, Tuning
+from shf.lab.rerun.queue import is_done, work
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE, FIGURES = ROOT / "results" / "fast", ROOT / "docs" / "fast.md", ROOT / "docs" / "figures"
+ONE, THREE = (0,), (0, 1, 2)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One run: its directory below the group's, how the page calls it, and the words of `shf run`."""
+    """A contestant: its directory below the group's, how the page calls it, and the words of `shf run`."""
 
     name: str
     label: str
     method: str
     options: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = THREE
+    tuned: bool = False
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one experiment that are compared, each for so many minutes of the processor."""
+    """Contestants on one experiment, each for so many minutes of the processor; opponents are tuned first."""
 
     name: str
     experiment: str
     minutes: float
     entries: tuple[Entry, ...]
     options: tuple[str, ...] = ("reshuffle=true",)
+    tuning: float = 5.0
 
-    def command(self, entry: Entry, out: str | Path, seed: int = 0) -> list[str]:
-        words = ["shf", "run", self.experiment, "-o", entry.method, "--minutes", f"{self.minutes:g}"]
-        words += ["--clock", "processor", "--threads", "1", "--seed", str(seed)]
-        for option in (*self.options, *entry.options):
-            words += ["--set", option]
-        return [*words, "--out", str(out)]
+    def queue(self) -> Iterator[Run | Tuning]:
+        for entry in self.entries:
+            if entry.tuned:
+                yield Tuning(self.experiment, entry.method, self.tuning, clock="processor")
+            for seed in entry.seeds:
+                yield self.run(entry, seed)
+
+    def run(self, entry: Entry, seed: int) -> Run:
+        request = Request(
+            self.experiment,
+            entry.method,
+            minutes=self.minutes,
+            seed=seed,
+            options=(*self.options, *entry.options),
+            threads=1,
+            untuned=not entry.tuned,
+            clock="processor",
+        )
+        return Run(f"{self.name}/{entry.name}-{seed}", request)
+
+    def records(self) -> dict[Entry, list[RunRecord]]:
+        """What there is, by contestant and in the order of seeds; a record that was changed by hand is refused."""
+        found: dict[Entry, list[RunRecord]] = {}
+        for entry in self.entries:
+            done = [run for seed in entry.seeds if is_done(run := self.run(entry, seed), RESULTS)]
+            for record in (read_run(RESULTS / run.name) for run in done):
+                if record.problems:
+                    raise ValueError(f"{record.directory}: {'; '.join(record.problems)}")
+                found.setdefault(entry, []).append(record)
+        return found
 
 
 FAST = Entry("fast", "fast", "fast")
-PAPER = Entry("paper", "the paper's", "shf")
+PAPER = Entry("paper", "the paper's", "shf", seeds=ONE)
 ABLATIONS = (
     FAST,
     Entry("diagonal", "paper's diagonal preconditioner", "fast", ("preconditioner=empirical-fisher",)),
@@ -71,80 +99,75 @@ ABLATIONS = (
 )
 
 
-def adam(*rates: float) -> tuple[Entry, ...]:
-    return tuple(Entry(f"adam-{r:g}", f"Adam {r:g}", "adam", (f"learning_rate={r:g}",)) for r in rates)
+def tuned(*methods: str) -> tuple[Entry, ...]:
+    return tuple(Entry(method, f"{method}, tuned", method, seeds=ONE, tuned=True) for method in methods)
 
 
+OPPONENTS = tuned("adam", "nag", "muon", "soap", "shampoo")
 FEW = ("reshuffle=true", "evaluation_cases=5000")
 GROUPS = (
-    Group("curves", "curves-autoencoder", 1.5, (FAST, *adam(1e-3, 3e-3), PAPER), FEW),
-    Group("mnist", "mnist-autoencoder", 2.5, (FAST, *adam(1e-3)), FEW),
-    Group("usps", "usps-classifier-dropout", 0.2, (FAST, *adam(1e-3, 3e-3), PAPER)),
-    Group("ablation-curves", "curves-demo", 0.3, (*adam(3e-3), *ABLATIONS)),
+    Group("ablation-curves", "curves-demo", 0.3, (*tuned("adam"), *ABLATIONS), tuning=1.5),
     Group("ablation-usps", "usps-classifier-dropout", 0.15, ABLATIONS),
+    Group("curves", "curves-autoencoder", 15, (FAST, *OPPONENTS, PAPER), FEW),
+    Group("mnist", "mnist-autoencoder", 15, (FAST, *OPPONENTS), FEW),
+    Group("dropout", "mnist-classifier-dropout", 60, (FAST, *tuned("dropout-sgd-last", "adam"))),
 )
 
 
-def run(groups: Sequence[Group]) -> None:
-    """Makes the records that are not there yet; metrics and run.json are kept, checkpoints are not."""
-    for group in groups:
-        for entry in group.entries:
-            place = RESULTS / group.name / entry.name
-            if (place / "run.json").exists():
-                continue
-            with tempfile.TemporaryDirectory() as folder:
-                out = Path(folder) / "run"
-                subprocess.run([sys.executable, "-m", *group.command(entry, out), "--quiet"], check=True, cwd=ROOT)
-                place.mkdir(parents=True, exist_ok=True)
-                for name in ("metrics.jsonl", "run.json"):
-                    shutil.copyfile(out / name, place / name)
-            print(f"{group.name}/{entry.name}: {_last(read_run(place)):.4g}", flush=True)
-
-
 def page() -> None:
-    """Replaces what stands between the markers of the page, and draws its figures."""
-    text = PAGE.read_text(encoding="utf-8")
+    """Replaces what stands between the marks of the page, and draws its figures."""
+    parts = {}
     for group in GROUPS:
-        records = {e: read_run(RESULTS / group.name / e.name) for e in group.entries if _there(group, e)}
-        if not records:
-            continue
-        (FIGURES / f"fast-{group.name}.svg").write_text(draw(_chart(group, records), standalone=True), encoding="utf-8")
-        text = filled(text, {group.name: "\n".join(_table(group, records))})
-    PAGE.write_text(text, encoding="utf-8")
+        if records := group.records():
+            chart = draw(_chart(group, records), standalone=True)
+            (FIGURES / f"fast-{group.name}.svg").write_text(chart, encoding="utf-8")
+            parts[group.name] = f"![{group.name}](figures/fast-{group.name}.svg)\n\n" + "\n".join(
+                _table(group, records)
+            )
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), parts), encoding="utf-8")
 
 
-def _there(group: Group, entry: Entry) -> bool:
-    return (RESULTS / group.name / entry.name / "run.json").exists()
+def _metric(records: dict[Entry, list[RunRecord]]) -> str:
+    return str(next(iter(records.values()))[0].config["experiment"]["metric"])
 
 
-def _metric(record: RunRecord) -> str:
-    return str(record.config["experiment"]["metric"])
-
-
-def _last(record: RunRecord) -> float:
-    return float(record.column(_metric(record))[-1])
-
-
-def _table(group: Group, records: dict[Entry, RunRecord]) -> Iterator[str]:
-    """The error at the end, when `fast` had it, and the steps taken."""
-    metric = _metric(next(iter(records.values())))
+def _table(group: Group, records: dict[Entry, list[RunRecord]]) -> Iterator[str]:
+    """The error at the end, how many times sooner `fast` has it, and the steps taken."""
+    metric = _metric(records)
     other = metric.replace("train_", "test_") if metric.startswith("train_") else metric.replace("test_", "train_")
-    ours = next((r for e, r in records.items() if e is FAST), None)
-    first = f"{group.experiment}, {group.minutes:g} min"
-    yield f"| {first} | {metric_words(metric)} | {metric_words(other)} | `fast` has it after | steps |"
+    yield f"| {group.minutes:g} min | {metric_words(metric)} | {metric_words(other)} | `fast` has it sooner | steps |"
     yield "|---|---|---|---|---|"
-    for entry, record in records.items():
-        seconds = math.nan if ours is None or entry is FAST else ours.reached(metric, _last(record))
-        when = "" if math.isnan(seconds) else f"{seconds:.0f} s" if math.isfinite(seconds) else "not"
-        steps = int(record.column("iteration")[-1])
-        yield f"| {entry.label} | {_last(record):.3f} | {float(record.column(other)[-1]):.3f} | {when} | {steps} |"
+    for entry, theirs in records.items():
+        ends = [_spread([float(r.column(column)[-1]) for r in theirs], ".3f") for column in (metric, other)]
+        sooner = "" if entry is FAST else _sooner(records.get(FAST, []), theirs, metric)
+        steps = _spread([float(r.column("iteration")[-1]) for r in theirs], ".0f")
+        runs = f"{entry.label}, {len(theirs)} run" + "s" * (len(theirs) > 1)
+        yield "| " + " | ".join([runs, *ends, sooner, steps]) + " |"
 
 
-def _chart(group: Group, records: dict[Entry, RunRecord]) -> Chart:
-    metric = _metric(next(iter(records.values())))
+def _spread(values: Sequence[float], digits: str) -> str:
+    """The mean, and the range where there are several."""
+    mean = format(statistics.fmean(values), digits)
+    return mean if len(values) == 1 else f"{mean} ({min(values):{digits}} to {max(values):{digits}})"
+
+
+def _sooner(ours: Sequence[RunRecord], theirs: Sequence[RunRecord], metric: str) -> str:
+    """How many times sooner ours reach what theirs end with, seed by seed; "not" where one of ours never does."""
+    ratios = []
+    for us, them in zip(ours, theirs, strict=False):
+        seconds = us.reached(metric, float(them.column(metric)[-1]))
+        ratios.append(float(them.column("elapsed_seconds")[-1]) / seconds if seconds > 0 else math.inf)
+    if not ratios:
+        return ""
+    return _spread(ratios, ".1f") + " ×" if min(ratios) > 0 else f"not in {ratios.count(0.0)} of {len(ratios)}"
+
+
+def _chart(group: Group, records: dict[Entry, list[RunRecord]]) -> Chart:
+    metric = _metric(records)
     series = tuple(
-        Series(e.label, r.column("elapsed_seconds")[1:], r.column(metric)[1:], i)
-        for i, (e, r) in enumerate(records.items())
+        Series(entry.label if k == 0 else "", r.column("elapsed_seconds")[1:], r.column(metric)[1:], colour)
+        for colour, (entry, found) in enumerate(records.items())
+        for k, r in enumerate(found)
     )
     return Chart(f"fast-{group.name}", metric_words(metric), "seconds of one processor", series, log_y=True)
 
@@ -152,18 +175,12 @@ def _chart(group: Group, records: dict[Entry, RunRecord]) -> Chart:
 def main(words: Sequence[str]) -> None:
     names = {group.name: group for group in GROUPS}
     match words:
-        case ["run", *chosen]:
-            run([names[name] for name in chosen] or GROUPS)
+        case ["run", *chosen] if set(chosen) <= set(names):
+            work([entry for name in chosen or names for entry in names[name].queue()], RESULTS)
         case ["page"]:
             page()
-        case ["commands"]:
-            print(
-                json.dumps(
-                    [g.command(e, f"results/fast/{g.name}/{e.name}") for g in GROUPS for e in g.entries], indent=1
-                )
-            )
         case _:
-            raise SystemExit(__doc__)
+            raise SystemExit(f"{__doc__}\nGroups: {', '.join(names)}.")
 
 
 if __name__ == "__main__":

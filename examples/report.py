@@ -100,6 +100,16 @@ def solutions(topic: Topic, records: Sequence[RunRecord]) -> str:
     return f"{len(times)} of {len(records)}{when}"
 
 
+def overview(tasks: Mapping[Topic, dict[str, list[RunRecord]]]) -> str:
+    """Which of the tasks that can be solved each method solves."""
+    methods = list(dict.fromkeys(method for found in tasks.values() for method in found))
+    lines = ["| | " + " | ".join(methods) + " |", "|---" * (len(methods) + 1) + "|"]
+    for topic, found in tasks.items():
+        cells = [solutions(topic, found[method]) if method in found else "" for method in methods]
+        lines.append(f"| {topic.task.replace('-', ', T = ')} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def by_depth(found: dict[str, list[RunRecord]]) -> str:
     """Accuracy of the expressions by depth, means over seeds."""
     names = [name for name in next(iter(found.values()))[0].epochs[0] if name.startswith("accuracy_depth_")]
@@ -124,6 +134,9 @@ def chart(topic: Topic, found: dict[str, list[RunRecord]]) -> Chart:
 def page(text: str, root: Path) -> tuple[str, dict[str, str]]:
     """The page with its tables renewed, and the charts by file name."""
     parts, charts = {}, {}
+    solvable = {t: found for t in TOPICS if t.solved_below is not None and (found := runs(root, t.task))}
+    if solvable:
+        parts["solved"] = overview(solvable)
     for topic in TOPICS:
         if found := runs(root, topic.task):
             parts[topic.task] = f"![{topic.words}](figures/example-{topic.task}.svg)\n\n{table(topic, found)}"

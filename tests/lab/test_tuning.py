@@ -1,5 +1,6 @@
 """Successive halving: it finds the good setting, under its budget, on held-out rows, and the file remembers it."""
 
+import itertools
 import json
 import threading
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from shf.lab.baselines import METHODS
 from shf.lab.baselines.protocol import MethodSpec, costs
 from shf.lab.models import classifier
+from shf.lab.runconfig import CLOCKS
 from shf.lab.tuning import (
     Budget,
     Choice,
@@ -166,6 +168,15 @@ class TestSearch:
         total = sum(trial.seconds for trial in choice.trials)
         assert 0.15 <= total < 0.15 + 3 * 0.05, "each trial may run over by one step"
         assert choice.budget == {"seconds": 0.15}
+
+    def test_seconds_may_be_the_processors(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A clock that moves by 1 at every look: two looks a step, so that a step takes one second."""
+        monkeypatch.setitem(CLOCKS, "processor", itertools.count().__next__)
+        choice = tune("toy", scripted_spec([]), scripted_subject, budget=Budget(seconds=20.0, clock="processor"))
+        assert [trial.iterations for trial in choice.trials] == [2, 7, 7, 2, 1]  # the last diverges
+        assert choice.budget == {"processor_seconds": 20.0}
+        with pytest.raises(ValueError, match=r"Budget\(clock='sun'\): must be one of wall, processor"):
+            Budget(seconds=1.0, clock="sun")
 
     def test_progress_is_reported(self) -> None:
         seen: list[tuple[int, int, Trial]] = []

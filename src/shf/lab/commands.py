@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -83,6 +82,7 @@ ExperimentName = Annotated[str, typer.Argument(help="See `shf list`.", autocompl
 DataDir = Annotated[Path | None, typer.Option(help="Where the data are, laid out like mnist/, usps/, reuters/.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a script.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress, only warnings.")]
+Clock = Annotated[str, typer.Option(help="Count seconds of the wall, or of the processor.")]
 Epochs = Annotated[int | None, typer.Option(min=1, help="Train for so many epochs.")]
 Minutes = Annotated[float | None, typer.Option(min=1e-3, help="Train for so long; evaluation is not counted.")]
 Seed = Annotated[int, typer.Option(min=0, help="Of initial weights, batches and masks.")]
@@ -170,6 +170,7 @@ def tune(
     seed: Seed = 0,
     split: Split = None,
     out: Annotated[Path | None, typer.Option(help="The file of choices; by default the user's own.")] = None,
+    clock: Clock = "wall",
     data_dir: DataDir = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -194,7 +195,7 @@ def tune(
     choice = tune_experiment(
         chosen,
         spec,
-        budget=Budget(seconds=60 * minutes),
+        budget=Budget(seconds=60 * minutes, clock=clock),
         search_dropout=dropout,
         seed=seed,
         split=split or 1,
@@ -229,7 +230,7 @@ def run(
     untuned: Annotated[bool, typer.Option("--untuned", help="Ignore the file of tuned settings.")] = False,
     rows_every: Annotated[int, typer.Option(min=1, help="Record every so many iterations; epochs always.")] = 1,
     threads: Annotated[int | None, typer.Option(min=1, help="Of torch; by default its own choice.")] = None,
-    clock: Annotated[str, typer.Option(help="Count seconds of the wall, or of the processor.")] = "wall",
+    clock: Clock = "wall",
     tensorboard: Tensorboard = False,
     checkpoint_seconds: CheckpointSeconds = 60.0,
     data_dir: DataDir = None,
@@ -255,11 +256,12 @@ def run(
         rows_every=rows_every,
         threads=threads,
         untuned=untuned,
+        clock=clock,
     )
     with crew.joined() as team:
         if team.follows:
             return team.follow()
-        config = replace(configure(request), clock=clock)
+        config = configure(request)
         how = runner.RunOptions(data_dir, force, checkpoint_seconds, tensorboard, team)
         observer = show(Console(stderr=True), quiet=quiet or as_json)
         directory = out or (runner.unfinished_directory if team.restarted else runner.fresh_directory)(config)

@@ -36,6 +36,7 @@ class Request:
     rows_every: int = 1
     threads: int | None = None
     untuned: bool = False
+    clock: str = "wall"
 
 
 def configure(request: Request, experiment: Experiment | None = None, *, choices: Path | None = None) -> RunConfig:
@@ -70,6 +71,7 @@ def configure(request: Request, experiment: Experiment | None = None, *, choices
         options=request.options,
         tuning={} if choice is None else provenance(choice),
         threads=request.threads or torch.get_num_threads(),
+        clock=request.clock,
     )
 
 

@@ -23,7 +23,7 @@ from shf.lab.batches import batch_rows
 from shf.lab.checkpoint import CheckpointMismatchError
 from shf.lab.costs import gradient_equivalents
 from shf.lab.problem import Problem
-from shf.lab.runconfig import RunConfig
+from shf.lab.runconfig import CLOCKS, RunConfig
 
 # How an epoch's row sums up the iterations' fields; fields named in neither are averaged.
 _LAST = frozenset({"damping", "cg_decay", "update_scale", "learning_rate", "momentum"})
@@ -74,7 +74,7 @@ class Training:
         self._whole_data = whole_data
         self._cases = problem.data.train_inputs.shape[0]
         self._epoch_rows: tuple[int, int, tuple[Tensor, ...]] | None = None
-        self._seconds = time.process_time if config.clock == "processor" else time.perf_counter
+        self._seconds = CLOCKS[config.clock]
 
     @property
     def iterations_per_epoch(self) -> int:

@@ -7,9 +7,8 @@ test set.
 
 import itertools
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from shf.lab.choices import (
     user_file,
     write_choice,
 )
+from shf.lab.runconfig import CLOCKS
 
 __all__ = [
     "Budget",
@@ -46,10 +46,12 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Budget:
-    """What a whole search may use: seconds of training (evaluation is not counted), or steps. One of the two."""
+    """What a whole search may use: seconds of training (evaluation is not counted), or steps. One of the two. Seconds are
+    of the wall's clock or the processor's."""
 
     seconds: float | None = None
     iterations: int | None = None
+    clock: str = "wall"
 
     def __post_init__(self) -> None:
         given = [value for value in (self.seconds, self.iterations) if value is not None]
@@ -57,21 +59,24 @@ class Budget:
             raise ValueError(
                 f"Budget(seconds={self.seconds}, iterations={self.iterations}): give one of the two, above 0"
             )
+        if self.clock not in CLOCKS:
+            raise ValueError(f"Budget(clock={self.clock!r}): must be one of {', '.join(CLOCKS)}")
 
     def share(self, parts: int) -> "Budget":
         """One of so many equal parts; at least one step."""
         if self.iterations is not None:
             return Budget(iterations=max(1, self.iterations // parts))
         assert self.seconds is not None
-        return Budget(seconds=self.seconds / parts)
+        return replace(self, seconds=self.seconds / parts)
 
     def covers(self, seconds: float, iterations: int) -> bool:
         """Whether there is some left after this use."""
         return iterations < self.iterations if self.iterations is not None else seconds < (self.seconds or 0.0)
 
     def to_json(self) -> dict[str, float]:
-        name = "seconds" if self.iterations is None else "iterations"
-        return {name: getattr(self, name)}
+        if self.iterations is not None:
+            return {"iterations": self.iterations}
+        return {"seconds" if self.clock == "wall" else f"{self.clock}_seconds": self.seconds or 0.0}
 
 
 @dataclass(frozen=True)
@@ -256,11 +261,11 @@ class _Run:
             self._begin()
         assert self._subject is not None
         assert self._steps is not None
-        seconds, iterations = 0.0, 0
+        seconds, iterations, now = 0.0, 0, CLOCKS[share.clock]
         while not self.diverged and share.covers(seconds, iterations):
-            started = time.perf_counter()
+            started = now()
             self.diverged = not math.isfinite(next(self._steps))
-            seconds, iterations = seconds + time.perf_counter() - started, iterations + 1
+            seconds, iterations = seconds + now() - started, iterations + 1
         self.seconds, self.iterations = self.seconds + seconds, self.iterations + iterations
         self.score = math.inf if self.diverged else self._evaluate(self._subject)
         self.scores.append(self.score if math.isfinite(self.score) else None)

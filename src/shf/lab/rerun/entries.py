@@ -30,6 +30,7 @@ class Tuning:
     experiment: str
     method: str
     minutes: float
+    clock: str = "wall"
 
     @property
     def name(self) -> str:

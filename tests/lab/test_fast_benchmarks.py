@@ -1,17 +1,57 @@
 """The benchmarks of docs/fast.md, at a budget of moments: they run, and their tables say what their records say."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
+from runs_helpers import tiny_experiment
 
+import fast
 import notuning
 import solvers
 from shf.batching import Batch
 from shf.jacobian import Jacobian
+from shf.lab import experiments
+from shf.lab.configure import configure
 from shf.lab.records import read_run
+from shf.lab.rerun.entries import Run, Tuning
+from shf.lab.rerun.queue import work
 from shf.network import Network
 from shf.randomness import Draws
+
+
+def test_every_run_of_the_queue_can_be_made_and_has_its_search_before_it():
+    entries = [entry for group in fast.GROUPS for entry in group.queue()]
+    assert len({entry.name for entry in entries if isinstance(entry, Run)}) == sum(isinstance(e, Run) for e in entries)
+    searched = set()
+    for entry in entries:
+        if isinstance(entry, Tuning):
+            searched.add((entry.experiment, entry.method))
+        else:
+            config = configure(entry.request)
+            assert (config.threads, config.clock) == (1, "processor")
+            assert entry.request.untuned != ((entry.request.experiment, entry.request.method) in searched)
+
+
+def test_the_table_compares_seed_by_seed(tmp_path, monkeypatch):
+    """Two seeds of the preset on a network of moments, and an opponent that is tuned before it runs."""
+    monkeypatch.setattr(experiments, "EXPERIMENTS", {"tiny": tiny_experiment()})
+    monkeypatch.setattr(fast, "RESULTS", tmp_path)
+    ours = replace(fast.FAST, seeds=(0, 1))
+    monkeypatch.setattr(fast, "FAST", ours)
+    group = fast.Group("tiny", "tiny", 0.002, (ours, *fast.tuned("adam")), options=(), tuning=0.005)
+    assert group.records() == {}
+    assert work(list(group.queue()), tmp_path, say=lambda words: None)
+    records = group.records()
+    assert [len(found) for found in records.values()] == [2, 1]
+    head, _, first, second = fast._table(group, records)
+    assert head.count("|") == first.count("|") == second.count("|")
+    assert "fast, 2 runs" in first
+    assert second.split("|")[4].strip().endswith(("×", "not in 1 of 1"))
+    (tmp_path / "tiny" / "adam-0" / "metrics.jsonl").open("ab").write(b"{}\n")
+    with pytest.raises(ValueError, match="adam-0"):
+        group.records()
 
 
 def run(benchmark, out, monkeypatch, *options):
