@@ -98,8 +98,10 @@ def adamw(model: nn.Module, rate: float) -> Step:
 def methods() -> list[Method]:
     return [
         Method("shf", 48, lambda m, _: stochastic(m, LOSS, 50, **SHF, seed=0), settings=SHF),
-        Method("adamw", 32, adamw, (0.003, 0.001, 0.0003)),
-        Method("muon", 32, lambda m, r: find("muon").build(m, LOSS, {"learning_rate": r}).step, (0.01, 0.003, 0.001)),
+        Method("adamw", 32, adamw, (0.01, 0.003, 0.001, 0.0003)),
+        Method(
+            "muon", 32, lambda m, r: find("muon").build(m, LOSS, {"learning_rate": r}).step, (0.1, 0.03, 0.01, 0.003)
+        ),
     ]
 
 
