@@ -10,18 +10,19 @@ seconds of the processor: they mean the same on a machine that others use too.
 from __future__ import annotations
 
 import math
-import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from shf.lab.configure import Request
 from shf.lab.figures import metric_words
-from shf.lab.pages import filled
+from shf.lab.pages import filled, spread
 from shf.lab.plots import Chart, Series, draw
 from shf.lab.records import RunRecord, read_run
-from shf.lab.rerun.entries import Run, Tuning
+from shf.lab.rerun.entries import EPOCHS_ONLY, Run, Tuning
 from shf.lab.rerun.queue import is_done, work
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -66,6 +67,7 @@ class Group:
             minutes=self.minutes,
             seed=seed,
             options=(*self.options, *entry.options),
+            rows_every=EPOCHS_ONLY,
             threads=1,
             untuned=not entry.tuned,
             clock="processor",
@@ -116,15 +118,16 @@ GROUPS = (
 
 def page() -> None:
     """Replaces what stands between the marks of the page, and draws its figures."""
-    parts = {}
+    parts, charts = {}, {}
     for group in GROUPS:
         if records := group.records():
-            chart = draw(_chart(group, records), standalone=True)
-            (FIGURES / f"fast-{group.name}.svg").write_text(chart, encoding="utf-8")
+            charts[f"fast-{group.name}.svg"] = draw(_chart(group, records), standalone=True)
             parts[group.name] = f"![{group.name}](figures/fast-{group.name}.svg)\n\n" + "\n".join(
                 _table(group, records)
             )
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), parts), encoding="utf-8")
+    for name, chart in charts.items():
+        (FIGURES / name).write_text(chart, encoding="utf-8")
 
 
 def _metric(records: dict[Entry, list[RunRecord]]) -> str:
@@ -138,28 +141,27 @@ def _table(group: Group, records: dict[Entry, list[RunRecord]]) -> Iterator[str]
     yield f"| {group.minutes:g} min | {metric_words(metric)} | {metric_words(other)} | `fast` has it sooner | steps |"
     yield "|---|---|---|---|---|"
     for entry, theirs in records.items():
-        ends = [_spread([float(r.column(column)[-1]) for r in theirs], ".3f") for column in (metric, other)]
+        ends = [spread([float(r.column(column)[-1]) for r in theirs]) for column in (metric, other)]
         sooner = "" if entry is FAST else _sooner(records.get(FAST, []), theirs, metric)
-        steps = _spread([float(r.column("iteration")[-1]) for r in theirs], ".0f")
+        steps = spread([float(r.column("iteration")[-1]) for r in theirs], ".0f")
         runs = f"{entry.label}, {len(theirs)} run" + "s" * (len(theirs) > 1)
         yield "| " + " | ".join([runs, *ends, sooner, steps]) + " |"
 
 
-def _spread(values: Sequence[float], digits: str) -> str:
-    """The mean, and the range where there are several."""
-    mean = format(statistics.fmean(values), digits)
-    return mean if len(values) == 1 else f"{mean} ({min(values):{digits}} to {max(values):{digits}})"
-
-
 def _sooner(ours: Sequence[RunRecord], theirs: Sequence[RunRecord], metric: str) -> str:
     """How many times sooner ours reach what theirs end with, seed by seed; "not" where one of ours never does."""
+    us = {record.config["seed"]: record for record in ours}
     ratios = []
-    for us, them in zip(ours, theirs, strict=False):
-        seconds = us.reached(metric, float(them.column(metric)[-1]))
-        ratios.append(float(them.column("elapsed_seconds")[-1]) / seconds if seconds > 0 else math.inf)
+    for them in theirs:
+        level, seed = float(them.column(metric)[-1]), them.config["seed"]
+        if not math.isfinite(level):
+            return "diverged"
+        if seed in us:
+            seconds = us[seed].reached(metric, level)
+            ratios.append(them.reached(metric, level) / seconds if seconds > 0 else math.inf)
     if not ratios:
         return ""
-    return _spread(ratios, ".1f") + " ×" if min(ratios) > 0 else f"not in {ratios.count(0.0)} of {len(ratios)}"
+    return spread(ratios, ".2g") + " ×" if min(ratios) > 0 else f"not in {ratios.count(0.0)} of {len(ratios)}"
 
 
 def _chart(group: Group, records: dict[Entry, list[RunRecord]]) -> Chart:
@@ -176,6 +178,7 @@ def main(words: Sequence[str]) -> None:
     names = {group.name: group for group in GROUPS}
     match words:
         case ["run", *chosen] if set(chosen) <= set(names):
+            torch.set_num_threads(1)  # of the searches; runs have theirs in their requests
             work([entry for name in chosen or names for entry in names[name].queue()], RESULTS)
         case ["page"]:
             page()

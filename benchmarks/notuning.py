@@ -10,9 +10,8 @@ them, these on batches of 200 rows. Data: the paper's, generated curves and what
 """
 
 import math
-import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -28,15 +27,16 @@ sys.path.insert(0, str(ROOT / "examples"))  # a convolutional and a recurrent ne
 
 import cnn  # noqa: E402
 import longterm  # noqa: E402
+import shf  # noqa: E402
 from shf.batching import count_rows, select_rows  # noqa: E402
 from shf.lab.baselines.protocol import Method as Optimizer  # noqa: E402
 from shf.lab.baselines.registry import find  # noqa: E402
-from shf.lab.contest import Method, Row, Task, contest, parser  # noqa: E402
+from shf.lab.contest import Method, Row, Task, contest, parser, read_contest  # noqa: E402
 from shf.lab.data import load  # noqa: E402
 from shf.lab.experiments import find as find_experiment  # noqa: E402
-from shf.lab.pages import filled  # noqa: E402
+from shf.lab.pages import filled, spread  # noqa: E402
 from shf.lab.problem import build_loss, build_model, load_data  # noqa: E402
-from shf.lab.records import RunRecord, read_run  # noqa: E402
+from shf.lab.records import RunRecord  # noqa: E402
 from shf.network import call_model  # noqa: E402
 
 RECORDS, PAGE = ROOT / "results" / "fast", ROOT / "docs" / "fast.md"
@@ -111,7 +111,8 @@ def methods(problem: Problem) -> list[Method]:
         return Epochs(optimizer, math.ceil(problem.cases / rows))
 
     def method(label: str, name: str, rows: int, rates: Sequence[float] = (), **settings: Any) -> Method:
-        return Method(label, rows, partial(made, name, settings, rows), rates)
+        recorded = {**(shf.presets.fast if name == "fast" else {}), "weight_decay": problem.weight_decay, **settings}
+        return Method(label, rows, partial(made, name, settings, rows), rates, recorded)
 
     return [
         method("fast", "fast", problem.cases if problem.cases <= SMALL else 500, growing=False),
@@ -200,22 +201,27 @@ def table(root: Path) -> Iterator[str]:
     yield "| problem | tuned Adam | fast | Adam 0.001 | Prodigy | Schedule-Free |"
     yield "|---|---|---|---|---|---|"
     for name, (words, _) in PROBLEMS.items():
-        if not (place := root / f"notuning-{name}").exists():
-            continue
-        found: dict[str, dict[int, RunRecord]] = {}
-        for directory in sorted(place.iterdir()):
-            record = read_run(directory)
-            found.setdefault(str(record.config["method"]), {})[int(record.config["seed"])] = record
-        levels = {seed: float(r.column("objective")[-1]) for seed, r in found[REFERENCE].items()}
-        rate = next(iter(found[REFERENCE].values())).config["settings"]["rate"]
-        cells = [words, f"{statistics.fmean(levels.values()):.3g} (rate {rate:g})"]
-        for rival in ("fast", "adam", "prodigy", "schedule-free"):
-            times = [record.reached("objective", levels[seed], CLOCK) for seed, record in found[rival].items()]
-            made = [t for t in times if math.isfinite(t)]
-            ends = statistics.fmean(float(r.column("objective")[-1]) for r in found[rival].values())
-            when = f"{statistics.fmean(made):.1f} s" if len(made) == len(times) else f"{len(made)} of {len(times)}"
-            cells.append(f"{when}, ends at {ends:.3g}")
-        yield "| " + " | ".join(cells) + " |"
+        found = read_contest(root / f"notuning-{name}")
+        if reference := found.get(REFERENCE):
+            levels = {seed: _end(record) for seed, record in reference.items()}
+            rate = next(iter(reference.values())).config["settings"]["rate"]
+            rivals = [_reached(found.get(rival, {}), levels) for rival in ("fast", "adam", "prodigy", "schedule-free")]
+            yield f"| {words} | {spread(list(levels.values()), '.3g')}, rate {rate:g} | " + " | ".join(rivals) + " |"
+
+
+def _reached(rival: Mapping[int, RunRecord], levels: Mapping[int, float]) -> str:
+    """When a method has tuned Adam's objective, of the seeds that both have; and where it ends."""
+    common = {seed: record for seed, record in rival.items() if seed in levels}
+    if not common:
+        return ""
+    times = [record.reached("objective", levels[seed], CLOCK) for seed, record in common.items()]
+    made = [t for t in times if math.isfinite(t)]
+    when = f"{spread(made, '.2g')} s" if len(made) == len(times) else f"{len(made)} of {len(times)}"
+    return f"{when}; ends at {spread([_end(record) for record in common.values()], '.3g')}"
+
+
+def _end(record: RunRecord) -> float:
+    return float(record.column("objective")[-1])
 
 
 def page() -> None:
@@ -231,6 +237,8 @@ def main() -> None:
     options.set_defaults(out=RECORDS)
     options.add_argument("--problems", nargs="+", help="beginnings of names; by default all")
     chosen = options.parse_args()
+    if unknown := [word for word in chosen.problems or () if not any(n.startswith(word) for n in PROBLEMS)]:
+        raise SystemExit(f"--problems {' '.join(unknown)}: the problems are {', '.join(PROBLEMS)}")
     for name, (_, make) in PROBLEMS.items():
         if not chosen.problems or name.startswith(tuple(chosen.problems)):
             problem = make()

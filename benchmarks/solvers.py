@@ -9,7 +9,6 @@ line search and the rule for λ, is the same. The network is the small autoencod
 """
 
 import math
-import statistics
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -24,13 +23,12 @@ from shf.batching import Batch
 from shf.cg import conjugate_gradient, keep_last
 from shf.damping import adapt_damping, reduction_ratio
 from shf.jacobian import Jacobian
-from shf.lab.contest import Method, Row, Step, Task, contest, parser
+from shf.lab.contest import Method, Row, Step, Task, contest, parser, read_contest
 from shf.lab.evaluation import evaluate
 from shf.lab.experiments import find
-from shf.lab.pages import filled
+from shf.lab.pages import filled, spread
 from shf.lab.plots import Chart, Series, draw
 from shf.lab.problem import build_loss, build_model, load_data
-from shf.lab.records import read_run
 from shf.losses import Loss
 from shf.network import Network
 from shf.randomness import Draws
@@ -135,22 +133,24 @@ METHODS = [
 
 
 def page() -> None:
-    """For each ζ: the error of both after as many products as the slower of all runs made."""
-    found = {m: [read_run(p) for p in sorted((RECORDS / "solvers").glob(f"{m.name}-*"))] for m in METHODS}
-    lines, series = ["| | error ‖x-x̂‖² per case | at products |", "|---|---|---|"], []
-    for colour, (method, records) in enumerate(found.items()):
-        zeta = method.settings["iterations"]
-        rivals = [r for m, rs in found.items() if m.settings["iterations"] == zeta for r in rs]
-        most = min(r.column("updates")[-1].item() for r in rivals)
-        ends = [float(np.interp(most, r.column("updates"), r.column(METRIC))) for r in records]
-        spread = f"{statistics.fmean(ends):.3f} ({min(ends):.3f} to {max(ends):.3f})"
-        lines.append(f"| {method.name.replace('-', ', ζ = ')}, {len(ends)} runs | {spread} | {most * zeta:.0f} |")
-        for k, r in enumerate(records):
+    """For each ζ: the error of both after as many products as the slowest of its runs made."""
+    records = {name: list(by_seed.values()) for name, by_seed in read_contest(RECORDS / "solvers").items()}
+    lines, series = ["| | training error ‖x-x̂‖² per case | after products |", "|---|---|---|"], []
+    for colour, method in enumerate(METHODS):
+        zeta, own = method.settings["iterations"], records.get(method.name, [])
+        rivals = [r for m in METHODS if m.settings["iterations"] == zeta for r in records.get(m.name, [])]
+        most = min((r.column("updates")[-1].item() for r in rivals), default=0)
+        ends = [float(np.interp(most, r.column("updates"), r.column(METRIC))) for r in own]
+        if ends:
+            label = method.name.replace("-", ", ζ = ")
+            lines.append(f"| {label}, {len(ends)} runs | {spread(ends)} | {most * zeta:.0f} |")
+        for k, r in enumerate(own):
             label = method.name if k == 0 else ""
             series.append(Series(label, zeta * r.column("updates")[1:], r.column(METRIC)[1:], colour))
     chart = Chart("fast-solvers", "training error ‖x-x̂‖² per case", "Gauss-Newton products", tuple(series), log_y=True)
+    part = "![CG and LSMR](figures/fast-solvers.svg)\n\n" + "\n".join(lines)
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), {"solvers": part}), encoding="utf-8")
     FIGURE.write_text(draw(chart, standalone=True), encoding="utf-8")
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), {"solvers": "\n".join(lines)}), encoding="utf-8")
 
 
 def main() -> None:

@@ -109,7 +109,7 @@ def main() -> None:
         methods = [
             second_order("shf", loss, **OWN[name]),
             second_order("shf-without", loss, **OWN[name], structural_damping=0.0),
-            second_order("shf-own-batch", loss, damping=OWN[name]["damping"]),
+            *([second_order("shf-own-batch", loss, damping=0.03)] if name == "order" else []),
             Method("adam", 100, partial(adam, loss), (0.01, 0.003, 0.001, 0.0003, 0.0001), {"clipped at": 1.0}),
         ]
         contest([long_term(name, T, loss)], methods, chosen)

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from shf.lab.pages import filled
+from shf.lab.contest import read_contest
+from shf.lab.pages import filled, spread
 from shf.lab.plots import Chart, Series, draw
-from shf.lab.records import RunRecord, read_run
+from shf.lab.records import RunRecord
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -43,20 +44,9 @@ TOPICS = (
 
 
 def runs(root: Path, task: str) -> dict[str, list[RunRecord]]:
-    """The records of one task by method, SHF first; a record that was changed by hand is refused."""
-    found: dict[str, list[RunRecord]] = {}
-    for directory in sorted((root / task).glob("*")):
-        record = read_run(directory)
-        if record.problems:
-            raise ValueError(f"{directory}: {'; '.join(record.problems)}")
-        found.setdefault(str(record.config["method"]), []).append(record)
+    """The records of one task by method, SHF first."""
+    found = {method: list(by_seed.values()) for method, by_seed in read_contest(root / task).items()}
     return dict(sorted(found.items(), key=lambda item: item[0] != "shf"))
-
-
-def spread(values: Sequence[float], digits: str = ".3g") -> str:
-    """The mean, and the range where there are several."""
-    mean = format(statistics.fmean(values), digits)
-    return mean if len(values) == 1 else f"{mean} ({min(values):{digits}} to {max(values):{digits}})"
 
 
 def table(topic: Topic, found: dict[str, list[RunRecord]]) -> str:
@@ -72,7 +62,7 @@ def table(topic: Topic, found: dict[str, list[RunRecord]]) -> str:
         settings = ", ".join(f"{name} {value}" for name, value in config["settings"].items())
         settings += choice(config["tuning"])
         runs = f"{len(records)} run" + "s" * (len(records) > 1)
-        cells = [f"{method}, {runs}", spread(ends, ".4g"), updates, str(config["rows"]), settings or "nothing"]
+        cells = [f"{method}, {runs}", spread(ends), updates, str(config["rows"]), settings or "nothing"]
         if topic.solved_below is not None:
             cells.append(solutions(topic, records))
         lines.append("| " + " | ".join(cells) + " |")
@@ -94,8 +84,8 @@ def choice(tuning: Mapping[str, Any]) -> str:
 def solutions(topic: Topic, records: Sequence[RunRecord]) -> str:
     """How many runs end below the threshold, and when they first were."""
     assert topic.solved_below is not None
-    below = [(r.column("processor_seconds"), r.column(topic.metric) < topic.solved_below) for r in records]
-    times = [seconds[reached.argmax()].item() for seconds, reached in below if reached[-1]]
+    solved = [r for r in records if r.column(topic.metric)[-1] < topic.solved_below]
+    times = [r.column("processor_seconds")[-1].item() for r in solved]  # a run ends when it has solved its task
     when = f", after {', '.join(f'{t:.0f}' for t in sorted(times))} s" if times else ""
     return f"{len(times)} of {len(records)}{when}"
 

@@ -59,6 +59,15 @@ def test_a_step_that_cost_more_than_it_gained_raises_lambda_at_once(monkeypatch,
     assert found == pytest.approx(0.9**-4 if rises else 1.0)
 
 
+def test_what_is_lost_in_rounding_is_not_costly(monkeypatch):
+    """A change of f's last bit, when steps have gained less than that."""
+    optimizer = regression(damping=1.0, damping_factor=0.9)
+    optimizer.step(*valued(seed=0))
+    optimizer.param_groups[0]["shf"] |= {"heldout_unit": 1e-18}
+    monkeypatch.setattr("shf.objective.Objective.value", lambda self, theta: self.expand(1.0).value * (1 - 2e-16))
+    assert optimizer.step(*valued(seed=1)).damping == 1.0
+
+
 def test_a_small_ratio_on_the_batch_itself_raises_lambda(monkeypatch):
     optimizer = regression(damping=1.0, damping_factor=0.9)
     monkeypatch.setattr("shf.step.reduction_ratio", lambda *args: 0.2)

@@ -24,7 +24,7 @@ class Config:
             change of the tensors that the model names by `shf.hold_steady`, summed over them (time steps, layers) and
             averaged over the rows of the curvature batch. For recurrent networks; 0 for none, at no cost.
         damping_rule: what λ listens to. "batch": ρ on the step's own batch, the paper's. "held-out": what the next batch
-            says of the step, with powers of `damping_factor` (see docs/fast.md).
+            says of the step, with powers of `damping_factor`; a small ρ still raises λ (see docs/fast.md).
         cg_iterations: CG iterations per step [ζ]: 3-5 for classification, 25-50 for deep autoencoders.
         cg_worth: stop CG before ζ once an iteration gains less per cost than the step as a whole.
         curvature_batch: rows of the curvature batch [|X^c|]; None for all rows of the gradient batch.

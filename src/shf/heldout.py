@@ -153,11 +153,10 @@ class HeldOut:
         slope = 2 * change + dot(downhill, step)
         if not (math.isfinite(change) and math.isfinite(slope)):
             return damping
-        if abs(change) < _ROUNDING * torch.finfo(downhill.dtype).eps * abs(value):
-            self.averages = self.averages.hear(-1.0, -1.0)
-        else:
-            self.averages = self.averages.hear(_clipped(change / self._unit), _clipped(slope / self._unit))
-        costly = change > _COSTLY * self._unit
+        lost = abs(change) < _ROUNDING * torch.finfo(downhill.dtype).eps * abs(value)
+        verdict = (-1.0, -1.0) if lost else (_clipped(change / self._unit), _clipped(slope / self._unit))
+        self.averages = self.averages.hear(*verdict)
+        costly = not lost and change > _COSTLY * self._unit
         return damping * math.pow(self._factor, -_FASTEST_UP if costly else powers(self.averages))
 
     def write(self, move: Tensor | None, gain: float) -> dict[str, float]:

@@ -15,6 +15,7 @@ from shf.lab.baselines.ksd import krylov_subspace, minimise
 from shf.lab.baselines.objective import Objective
 from shf.lab.baselines.torch_methods import momentum_schedule
 from shf.lab.baselines.vsgd import VSGD, VSGDSettings
+from shf.lab.experiments import ExperimentError
 from shf.lab.models import incoming_weights, weight_layers
 
 
@@ -87,7 +88,7 @@ class TestBorrowed:
     )
     def test_an_absent_package_is_named(self, monkeypatch: Any, name: str, package: str, words: str) -> None:
         monkeypatch.setitem(sys.modules, package, None)
-        with pytest.raises(RuntimeError, match=rf"package {words}: pip install 'shf\[opponents\]'"):
+        with pytest.raises(ExperimentError, match=rf"package {words}: pip install 'shf\[lab,opponents\]'"):
             build(name, network())
 
 

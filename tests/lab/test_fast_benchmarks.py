@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,14 +15,14 @@ from shf.batching import Batch
 from shf.jacobian import Jacobian
 from shf.lab import experiments
 from shf.lab.configure import configure
-from shf.lab.records import read_run
+from shf.lab.records import RunRecord, read_run
 from shf.lab.rerun.entries import Run, Tuning
 from shf.lab.rerun.queue import work
 from shf.network import Network
 from shf.randomness import Draws
 
 
-def test_every_run_of_the_queue_can_be_made_and_has_its_search_before_it():
+def test_every_run_of_the_queue_can_be_made_and_has_its_search_before_it(tmp_path):
     entries = [entry for group in fast.GROUPS for entry in group.queue()]
     assert len({entry.name for entry in entries if isinstance(entry, Run)}) == sum(isinstance(e, Run) for e in entries)
     searched = set()
@@ -29,12 +30,33 @@ def test_every_run_of_the_queue_can_be_made_and_has_its_search_before_it():
         if isinstance(entry, Tuning):
             searched.add((entry.experiment, entry.method))
         else:
-            config = configure(entry.request)
+            config = configure(entry.request, choices=tmp_path / "none.json")
             assert (config.threads, config.clock) == (1, "processor")
             assert entry.request.untuned != ((entry.request.experiment, entry.request.method) in searched)
 
 
-def test_the_table_compares_seed_by_seed(tmp_path, monkeypatch):
+def made_up(seed, *errors):
+    """A record with an error per second."""
+    rows = tuple({"row": "epoch", "elapsed_seconds": k, "error": error} for k, error in enumerate(errors))
+    return RunRecord(Path(), {"config": {"seed": seed}}, rows, (), {}, ())
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "words"),
+    [
+        ([made_up(0, 8, 4, 2, 1)], [made_up(0, 8, 6, 4, 4, 4)], "2 ×"),  # 4 after 1 s, and after 2 s: not after 4
+        ([made_up(0, 8, 7, 6)], [made_up(0, 8, 4, 2)], "not in 1 of 1"),
+        ([made_up(1, 8, 2), made_up(0, 8, 4)], [made_up(1, 8, 5, 2)], "2 ×"),  # of the same seed
+        ([made_up(0, 8, 4)], [made_up(1, 8, 2)], ""),
+        ([made_up(0, 8, 4)], [made_up(0, 8, float("nan"))], "diverged"),
+        ([made_up(0, 8, 4, 2), made_up(1, 8, 4, 2)], [made_up(0, 8, 2), made_up(1, 8, 6, 5, 4)], "1.8 (0.5 to 3) ×"),
+    ],
+)
+def test_how_many_times_sooner(ours, theirs, words):
+    assert fast._sooner(ours, theirs, "error") == words
+
+
+def test_opponents_are_tuned_and_the_table_reads_what_was_run(tmp_path, monkeypatch):
     """Two seeds of the preset on a network of moments, and an opponent that is tuned before it runs."""
     monkeypatch.setattr(experiments, "EXPERIMENTS", {"tiny": tiny_experiment()})
     monkeypatch.setattr(fast, "RESULTS", tmp_path)
@@ -49,7 +71,8 @@ def test_the_table_compares_seed_by_seed(tmp_path, monkeypatch):
     assert head.count("|") == first.count("|") == second.count("|")
     assert "fast, 2 runs" in first
     assert second.split("|")[4].strip().endswith(("×", "not in 1 of 1"))
-    (tmp_path / "tiny" / "adam-0" / "metrics.jsonl").open("ab").write(b"{}\n")
+    with (tmp_path / "tiny" / "adam-0" / "metrics.jsonl").open("ab") as file:
+        file.write(b"{}\n")
     with pytest.raises(ValueError, match="adam-0"):
         group.records()
 
@@ -82,10 +105,15 @@ def test_the_contest_of_solvers(tmp_path, monkeypatch):
     assert set(records) == {"cg-10-0", "lsmr-10-0"}
     starts = {record.column(solvers.METRIC)[0].item() for record in records.values()}
     assert len(starts) == 1, "both begin with the same network"
+    for record in records.values():
+        assert record.problems == ()
+        assert record.column("updates")[-1] >= 1
+        assert record.column(solvers.METRIC)[-1] not in starts
 
 
 def test_one_preset_over_many_problems(tmp_path, monkeypatch):
-    pytest.importorskip("sklearn")
+    for package in ("sklearn", "prodigyopt", "schedulefree"):
+        pytest.importorskip(package)
     records = run(notuning, tmp_path, monkeypatch, "--problems", "wine")
     assert set(records) == {f"{name}-0" for name in ("fast", "adam", "adam-tuned", "prodigy", "schedule-free")}
     head, _, row = notuning.table(tmp_path)
@@ -93,5 +121,5 @@ def test_one_preset_over_many_problems(tmp_path, monkeypatch):
     level = records["adam-tuned-0"].column("objective")[-1]
     for name, cell in zip(("fast", "adam", "prodigy", "schedule-free"), row.split("|")[3:], strict=False):
         found = records[f"{name}-0"].column("objective")
-        assert cell.strip().endswith(f"ends at {found[-1]:.3g}")
+        assert cell.strip().endswith(f"; ends at {found[-1]:.3g}")
         assert ("0 of 1" in cell) == (found.min() > level)

@@ -15,7 +15,10 @@ def test_parts_are_replaced_and_the_rest_is_left():
     assert filled(page, {"one": r"new \1", "two": "2"}) == page
 
 
-@pytest.mark.parametrize(("page", "count"), [("nothing here", 0), (PAGE + PAGE, 2)])
+@pytest.mark.parametrize(
+    ("page", "count"),
+    [("nothing here", 0), (PAGE + PAGE, 2), ("<!-- one -->\nno end\n<!-- two -->\n<!-- end -->\n", 0)],
+)
 def test_a_part_has_one_place(page, count):
     with pytest.raises(ValueError, match=f"the page has {count} places for 'one', expected 1"):
         filled(page, {"one": "new"})

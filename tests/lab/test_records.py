@@ -16,7 +16,16 @@ import numpy as np
 import pytest
 
 from shf.lab.lock import OWNER_FILE, RunLockedError, locked
-from shf.lab.records import MetricsFile, RecordError, Seal, read_run, read_run_file, write_atomically, write_run
+from shf.lab.records import (
+    MetricsFile,
+    RecordError,
+    RunRecord,
+    Seal,
+    read_run,
+    read_run_file,
+    write_atomically,
+    write_run,
+)
 from shf.lab.samples import SamplesError, encode_samples, read_samples
 
 CONFIG = {"experiment": {"name": "tiny", "metric": "train_squared_error"}, "method": "shf"}
@@ -52,6 +61,14 @@ def test_when_a_metric_was_reached(tmp_path: Path, level: float, epoch: float) -
     """10, 5 and 3.3 at epochs 0, 1 and 2; between them on a line."""
     record(tmp_path)
     assert read_run(tmp_path).reached("train_squared_error", level, clock="epoch") == pytest.approx(epoch)
+
+
+@pytest.mark.parametrize("before", [math.nan, math.inf])
+def test_after_a_row_without_a_number_it_is_reached_at_its_own(tmp_path: Path, before: float) -> None:
+    rows = [{"row": "epoch", "epoch": k, "error": error} for k, error in enumerate((9.0, before, 3.0))]
+    found = RunRecord(tmp_path, {}, tuple(rows), (), {}, ())
+    assert found.reached("error", 3.0, clock="epoch") == 2
+    assert found.reached("error", math.nan, clock="epoch") == math.inf
 
 
 def _replace(name: str, old: bytes, new: bytes) -> Callable[[Path], None]:

@@ -35,7 +35,7 @@ class Trial:
         input_dropout: None where the experiment's own was kept.
         scores: on the held-out rows after each rung that it took part in; None for a number that was not finite.
         iterations: steps it was given in all.
-        seconds: that they took.
+        seconds: that they took, by the budget's clock.
     """
 
     settings: Mapping[str, Any]
@@ -56,7 +56,8 @@ class Choice:
         input_dropout: the chosen amount; None where it was not searched.
         score: on the held-out rows, at the end of the search; smaller is better.
         metric: what the score is.
-        budget: of the whole search, {"seconds": …} or {"iterations": …}, equal for all methods that are compared.
+        budget: of the whole search, {"seconds": …}, {"processor_seconds": …} or {"iterations": …}, equal for all methods
+            that are compared.
         held_out: rows that scored the trials; taken from the training part, never from the test set.
         seed: of initial weights, batches and the choice of held-out rows.
         edge: settings whose chosen value is the first or last of its grid: a wider grid might do better.

@@ -178,11 +178,14 @@ def tune(
     """Search a method's settings on held-out training rows and write the choice where the experiments read it."""
     from shf.lab.configure import check_split, find_method, provenance
     from shf.lab.experiments import find
+    from shf.lab.runconfig import CLOCKS
     from shf.lab.subjects import tune_experiment
     from shf.lab.tuning import Budget, Trial, write_choice
 
     chosen, spec = find(experiment), find_method(optimizer)
     check_split(split, chosen)
+    if clock not in CLOCKS:
+        raise ExperimentError(f"--clock {clock}: must be one of {', '.join(CLOCKS)}")
     if not spec.grid and not dropout:
         raise ExperimentError(f"{spec.name} has nothing to tune; --dropout searches the amount of input dropout")
 

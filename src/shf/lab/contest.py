@@ -1,9 +1,9 @@
 """A contest: every method with the same processor time on a task, a record of every run. The examples are such.
 
 Time is processor time of the updates alone (`time.process_time` on one thread), so that a busy machine does not decide
-who wins; making batches and evaluating are not counted. A run that is recorded already, with the same budget and settings,
-is not made again: a contest can be broken off and started again, or be given further seeds, and keeps the rates that it
-chose.
+who wins; making batches and evaluating are not counted. A run that is recorded already, with the same budget, settings
+and search for a rate, is not made again: a contest can be broken off and started again, or be given further seeds, and
+keeps the rates that it chose.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from torch import nn
 
 import shf
 from shf.lab import machine
-from shf.lab.records import METRICS_FILE, RUN_FILE, MetricsFile, read_run, write_run
+from shf.lab.records import METRICS_FILE, RUN_FILE, MetricsFile, RunRecord, read_run, write_run
 from shf.network import call_model
 
 Step = Callable[[Any, Any], object]
@@ -38,7 +38,7 @@ class Task:
         model: a fresh network, drawn from torch's generator.
         batches: endless batches of so many rows, drawn from a generator.
         evaluate: measures of the network as it is.
-        tuned_on: the measure on held-out data by which a rate is chosen; less is better.
+        tuned_on: the measure by which a rate is chosen, on held-out data where the test is another; less is better.
         solved: whether these measures say that the task is solved; a run of whichever method then ends.
     """
 
@@ -119,7 +119,7 @@ def measure(task: Task, model: nn.Module) -> Row:
 
 
 def choose_rate(task: Task, method: Method, *, seed: int, seconds: float) -> tuple[float, Row]:
-    """The rate that is best on held-out data after so much time each, and what every one of them reached."""
+    """The rate with the best measure after so much time each, and what every one of them reached."""
     if len(method.rates) < 2:
         return next(iter(method.rates), math.nan), {}
     found = {}
@@ -134,10 +134,25 @@ def recorded(directory: Path, method: Method, options: Any) -> Mapping[str, Any]
     """The configuration of a finished run that is there, if it is of this contest."""
     if not (directory / RUN_FILE).exists():
         return None
-    config: Mapping[str, Any] = read_run(directory).config
+    record = read_run(directory)
+    config: Mapping[str, Any] = record.config
     settings = {name: value for name, value in config["settings"].items() if name != "rate"}
     same = (config["seconds"], config["rows"], settings) == (options.seconds, method.rows, dict(method.settings))
-    return config if same else None
+    return config if same and not record.problems and same_search(config, method, options) else None
+
+
+def same_search(config: Mapping[str, Any], method: Method, options: Any) -> bool:
+    """Whether a recorded run's rate comes from the search that is asked for now."""
+    if len(method.rates) < 2:
+        return bool(config["settings"].get("rate") == next(iter(method.rates), None))
+    tuning = config["tuning"]
+    tried = {f"{rate:g}" for rate in method.rates}
+    return bool(tuning.get("found", {}).keys() == tried and tuning["seconds_each"] == trial_seconds(options))
+
+
+def trial_seconds(options: Any) -> float:
+    """What each rate of a search is given."""
+    return float(options.tune if options.tune is not None else options.seconds / 4)
 
 
 def record(
@@ -145,6 +160,8 @@ def record(
 ) -> None:
     """One run, written to its directory as it goes."""
     directory.mkdir(parents=True, exist_ok=True)
+    for name in (RUN_FILE, METRICS_FILE):  # of another contest, or of a run that was broken off
+        (directory / name).unlink(missing_ok=True)
     metrics = MetricsFile(directory / METRICS_FILE)
     for row in train(task, method, rate, seed=seed, seconds=options.seconds, evaluations=options.points):
         metrics.append({"row": "epoch", **row})
@@ -161,6 +178,9 @@ def record(
 def contest(tasks: Sequence[Task], methods: Sequence[Method], options: Any) -> None:
     """Every method on every task with every seed; rates are chosen once, on the first seed."""
     torch.set_num_threads(1)
+    known = [method.name for method in methods]
+    if unknown := set(options.only or ()) - set(known):
+        raise SystemExit(f"--only {' '.join(sorted(unknown))}: the methods are {', '.join(known)}")
     for task in tasks:
         for method in methods:
             if options.only and method.name not in options.only:
@@ -176,22 +196,34 @@ def contest(tasks: Sequence[Task], methods: Sequence[Method], options: Any) -> N
                 record(places[seed], task, method, rate, tuning, seed, options)
 
 
+def read_contest(directory: Path) -> dict[str, dict[int, RunRecord]]:
+    """The finished runs of one task, by method and seed; one that was changed by hand is refused."""
+    found: dict[str, dict[int, RunRecord]] = {}
+    for place in sorted(path.parent for path in directory.glob(f"*/{RUN_FILE}")):
+        record = read_run(place)
+        if record.problems:
+            raise ValueError(f"{place}: {'; '.join(record.problems)}")
+        found.setdefault(str(record.config["method"]), {})[int(record.config["seed"])] = record
+    return found
+
+
 def rate_of(
     task: Task, method: Method, earlier: Mapping[str, Any] | None, options: Any
 ) -> tuple[float, Mapping[str, Any]]:
     """The rate and how it was chosen: as in an earlier run of the contest, or by trials on the first seed."""
     if earlier is not None:
         return earlier["settings"].get("rate", math.nan), earlier["tuning"]
-    trial = options.tune if options.tune is not None else options.seconds / 4
+    trial = trial_seconds(options)
     rate, found = choose_rate(task, method, seed=options.seed[0], seconds=trial)
     return rate, {"seconds_each": trial, "seed": options.seed[0], "found": found} if found else {}
 
 
 def parser(description: str | None, seconds: float) -> argparse.ArgumentParser:
-    """The options that all examples have."""
+    """The options that all contests have."""
     found = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     found.add_argument("--seconds", type=float, default=seconds, help="processor seconds of every run")
-    found.add_argument("--tune", type=float, help="processor seconds for every rate that is tried (default: a quarter)")
+    quarter = "processor seconds for every rate that is tried; a quarter of --seconds unless given"
+    found.add_argument("--tune", type=float, default=None, help=quarter)
     found.add_argument("--seed", type=int, nargs="+", default=[0], help="one or more")
     found.add_argument("--rates", type=float, nargs="+", help="to try instead of each method's own; one: no choice")
     found.add_argument("--points", type=int, default=30, help="evaluations along each run")

@@ -246,8 +246,8 @@ class RunRecord:
         if below.size == 0:
             return math.inf
         k = int(below[0])
-        if k == 0:
-            return float(x[0])
+        if k == 0 or not math.isfinite(y[k - 1]):
+            return float(x[k])
         share = (y[k - 1] - level) / (y[k - 1] - y[k])
         return float(x[k - 1] + share * (x[k] - x[k - 1]))
 

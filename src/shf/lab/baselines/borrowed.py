@@ -11,6 +11,7 @@ from torch import nn
 from shf.lab.baselines.objective import Objective
 from shf.lab.baselines.protocol import Loss, MethodSpec, Settings
 from shf.lab.baselines.torch_methods import TorchMethod
+from shf.lab.experiments import ExperimentError
 
 Build = Callable[[Any, Settings], torch.optim.Optimizer]
 """From parameters and settings to an optimizer."""
@@ -33,8 +34,11 @@ class ScheduleFreeMethod(TorchMethod):
 def _class(package: str, distribution: str, name: str) -> Any:
     try:
         return getattr(importlib.import_module(package), name)
-    except ImportError as error:
-        raise RuntimeError(f"{name} is in the package {distribution}: pip install 'shf[opponents]'") from error
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        words = f"{name} is in the package {distribution}: pip install 'shf[lab,opponents]'"
+        raise ExperimentError(words) from error
 
 
 def _soap(parameters: Any, settings: Settings) -> torch.optim.Optimizer:

@@ -114,14 +114,19 @@ def _falls_then_rises(records: Sequence[RunRecord]) -> tuple[str, bool]:
     return words, 0 < lowest < len(damping) - 1 and end > 1.1 * least
 
 
+def epochs_to(record: RunRecord, column: str, level: float) -> float:
+    """The first whole epoch at which a column is at or below a level; infinite if never."""
+    return float(np.ceil(record.reached(column, level, clock="epoch")))
+
+
 def _sooner(column: str, by: float = 1.0) -> Judge:
     """The first record reaches the last one's best value in fewer epochs (by the factor), and so do those between."""
 
     def judge(records: Sequence[RunRecord]) -> tuple[str, bool]:
         *ours, other = records
         best = float(np.nanmin(other.column(column)))
-        needed = other.reached(column, best, clock="epoch")
-        found = [record.reached(column, best, clock="epoch") for record in ours]
+        needed = epochs_to(other, column, best)
+        found = [epochs_to(record, column, best) for record in ours]
         words = f"{' and '.join(f'{epochs:.0f}' for epochs in found)} epochs, against {needed:.0f}"
         return f"{words}, to {column.replace('_', ' ')} {best:.3g}", all(by * epochs < needed for epochs in found)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from shf.lab.configure import Request
 from shf.lab.runconfig import Pretraining
 
-_EPOCHS_ONLY = 10**9
+EPOCHS_ONLY = 10**9
 """Rows of iterations are left out of these records: thousands of epochs, and the figures show epochs."""
 
 
@@ -57,7 +57,7 @@ def _run(
             split=split,
             options=options,
             pretraining=pretraining,
-            rows_every=_EPOCHS_ONLY,
+            rows_every=EPOCHS_ONLY,
             threads=1,
         ),
     )
