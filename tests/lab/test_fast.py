@@ -52,9 +52,10 @@ def test_a_resumed_run_is_the_same(options: tuple[str, ...], tmp_path: Path) -> 
 
 
 def test_batches_grow_from_epoch_to_epoch() -> None:
-    training = new_training(tiny_config("fast", options=("noise_every=1",)), None)
+    """Over as many epochs as it takes until noise matters."""
+    training = new_training(tiny_config("fast", options=("noise_every=1", "damping=1")), None)
     sizes = []
-    for _ in range(4):
+    for _ in range(8):
         sizes.append(training._batch_size)
         while not training.epoch_ended:
             training.iterate()
