@@ -9,6 +9,7 @@ them, these on batches of 200 rows. Data: the paper's, generated curves and what
 (`pip install 'shf[lab,opponents]'`).
 """
 
+import contextlib
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,9 +30,8 @@ import cnn  # noqa: E402
 import longterm  # noqa: E402
 import shf  # noqa: E402
 from shf.batching import count_rows, select_rows  # noqa: E402
-from shf.lab.baselines.protocol import Method as Optimizer  # noqa: E402
 from shf.lab.baselines.registry import find  # noqa: E402
-from shf.lab.contest import Method, Row, Task, contest, parser, read_contest  # noqa: E402
+from shf.lab.contest import Method, Row, Step, Task, contest, in_epochs, parser, read_contest  # noqa: E402
 from shf.lab.data import load  # noqa: E402
 from shf.lab.experiments import find as find_experiment  # noqa: E402
 from shf.lab.pages import filled, spread  # noqa: E402
@@ -89,26 +89,13 @@ class Problem:
         return Task(f"notuning-{self.name}", self.model, batches, evaluate, "objective")
 
 
-class Epochs:
-    """A method of the laboratory as a contestant: told when an epoch is over, measured at its average."""
-
-    def __init__(self, optimizer: Optimizer, updates: int) -> None:
-        self._optimizer, self._updates, self._made = optimizer, updates, 0
-        if hasattr(optimizer, "averaged"):
-            self.averaged = optimizer.averaged
-
-    def __call__(self, inputs: Any, targets: Any) -> None:
-        self._optimizer.step(inputs, targets)
-        self._made += 1
-        if self._made % self._updates == 0:
-            self._optimizer.next_epoch()
-
-
 def methods(problem: Problem) -> list[Method]:
-    def made(name: str, settings: dict[str, Any], rows: int, model: nn.Module, rate: float) -> Epochs:
+    def made(name: str, settings: dict[str, Any], rows: int, model: nn.Module, rate: float) -> Step:
         chosen = settings | ({} if math.isnan(rate) else {"learning_rate": rate})
         optimizer = find(name).build(model, problem.loss, {"weight_decay": problem.weight_decay, **chosen})
-        return Epochs(optimizer, math.ceil(problem.cases / rows))
+        return in_epochs(
+            optimizer, math.ceil(problem.cases / rows), getattr(optimizer, "averaged", contextlib.nullcontext)
+        )
 
     def method(label: str, name: str, rows: int, rates: Sequence[float] = (), **settings: Any) -> Method:
         recorded = {**(shf.presets.fast if name == "fast" else {}), "weight_decay": problem.weight_decay, **settings}

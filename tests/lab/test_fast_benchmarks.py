@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,11 @@ from runs_helpers import tiny_experiment
 
 import fast
 import notuning
+import shf
 import solvers
 from shf.batching import Batch
 from shf.jacobian import Jacobian
-from shf.lab import experiments
+from shf.lab import contest, experiments
 from shf.lab.configure import configure
 from shf.lab.records import RunRecord, read_run
 from shf.lab.rerun.entries import Run, Tuning
@@ -123,3 +125,18 @@ def test_one_preset_over_many_problems(tmp_path, monkeypatch):
         found = records[f"{name}-0"].column("objective")
         assert cell.strip().endswith(f"; ends at {found[-1]:.3g}")
         assert ("0 of 1" in cell) == (found.min() > level)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_preset_survives_batches_that_contradict_each_other(seed):
+    """Digits in batches of 500: λ that falls too fast, or rises too late, makes training diverge."""
+    pytest.importorskip("sklearn")
+    torch.manual_seed(seed)
+    problem = notuning.bundled("digits", 100, 100)
+    task, model = problem.task(), problem.model()
+    options = {**shf.presets.fast, "weight_decay": problem.weight_decay, "seed": 0}
+    step = contest.stochastic(model, problem.loss, 4, **options)
+    for inputs, targets in islice(task.batches(500, torch.Generator().manual_seed(seed)), 110):
+        step(inputs, targets)
+    with step.averaged():
+        assert contest.measure(task, model)["objective"] < 0.1

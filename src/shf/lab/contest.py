@@ -10,7 +10,7 @@ import argparse
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,13 @@ class Method:
 
 def stochastic(model: nn.Module, loss: Any, epoch: int, **options: Any) -> Step:
     """SHF with an epoch of so many updates, measured at its average where it keeps one."""
-    optimizer, updates = shf.SHF(model, loss, **options), 0
+    optimizer = shf.SHF(model, loss, **options)
+    return in_epochs(optimizer, epoch, optimizer.averaged if optimizer.config.averaging else nullcontext)
+
+
+def in_epochs(optimizer: Any, epoch: int, averaged: Callable[[], AbstractContextManager[None]] = nullcontext) -> Step:
+    """An optimizer that is told when an epoch, so many updates, is over; measured in the given context."""
+    updates = 0
 
     def step(inputs: Any, targets: Any) -> None:
         nonlocal updates
@@ -72,8 +78,7 @@ def stochastic(model: nn.Module, loss: Any, epoch: int, **options: Any) -> Step:
         if updates % epoch == 0:
             optimizer.next_epoch()
 
-    if optimizer.config.averaging:
-        step.averaged = optimizer.averaged  # type: ignore[attr-defined]
+    step.averaged = averaged  # type: ignore[attr-defined]
     return step
 
 
