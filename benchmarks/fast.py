@@ -45,16 +45,17 @@ class Entry:
 
 @dataclass(frozen=True)
 class Group:
-    """Contestants on one experiment, each for so many minutes of the processor; opponents are tuned first. The table has
-    all of them, the figure the first `drawn`."""
+    """Contestants on one experiment, each for so many minutes of the processor and evaluated so often beside the ends of
+    epochs; opponents are tuned first. The table has all of them, the figure the first `drawn`."""
 
     name: str
     experiment: str
     minutes: float
     entries: tuple[Entry, ...]
     options: tuple[str, ...] = ("reshuffle=true",)
-    tuning: float = 5.0
+    tuning: float = 2.0
     drawn: int = 7
+    evaluations: int | None = None
 
     def queue(self) -> Iterator[Run | Tuning]:
         for entry in self.entries:
@@ -74,6 +75,7 @@ class Group:
             threads=1,
             untuned=not entry.tuned,
             clock="processor",
+            evaluate_seconds=None if self.evaluations is None else 60 * self.minutes / self.evaluations,
         )
         return Run(f"{self.name}/{entry.name}-{seed}", request)
 
@@ -94,10 +96,13 @@ PAPER = Entry("paper", "the paper's", "shf", seeds=ONE)
 ABLATIONS = (
     FAST,
     Entry("diagonal", "diagonal, as in the paper", "fast", ("preconditioner=empirical-fisher",)),
-    Entry("batch-rule", "λ hears its own batch", "fast", ("damping_rule=batch",)),
-    Entry("first-10", "first λ 10, as in the paper", "fast", ("damping=10",)),
+    Entry("start", "CG from γδ, as in the paper", "fast", ("delta_momentum=start",)),
+    Entry("no-momentum", "no momentum (γ = 0)", "fast", ("cg_decay=0",)),
+    Entry("no-floor", "no floor under λ", "fast", ("damping=0.2",)),
+    Entry("heldout", "λ hears the next batch", "fast", ("damping_rule=held-out",)),
+    Entry("first-10", "first λ 10, as in the paper, no floor", "fast", ("damping=10",)),
+    Entry("compared", "f compared at all CG iterates", "fast", ("backtracking=all",)),
     Entry("no-average", "no average", "fast", ("averaging=0",)),
-    Entry("no-start", "CG from zero (γ = 0)", "fast", ("cg_decay=0",)),
     Entry("worth", "ζ by worth, at most 10", "fast", ("cg_worth=true", "cg_iterations=10")),
     Entry("not-growing", "batches stay at 500", "fast", ("growing=false",)),
     Entry("large", "batches stay at 1000", "fast", ("growing=false", "gradient_batch=1000")),
@@ -113,8 +118,8 @@ FEW = ("reshuffle=true", "evaluation_cases=5000")
 GROUPS = (
     Group("ablation-curves", "curves-demo", 0.3, (*tuned("adam"), *ABLATIONS), tuning=1.5, drawn=3),
     Group("ablation-usps", "usps-classifier-dropout", 0.15, ABLATIONS, drawn=2),
-    Group("curves", "curves-autoencoder", 15, (FAST, *OPPONENTS, PAPER), FEW),
-    Group("mnist", "mnist-autoencoder", 15, (FAST, *OPPONENTS), FEW),
+    Group("curves", "curves-autoencoder", 5, (FAST, *OPPONENTS, PAPER), FEW, evaluations=20),
+    Group("mnist", "mnist-autoencoder", 5, (FAST, *OPPONENTS), FEW, evaluations=20),
     Group("dropout", "mnist-classifier-dropout", 60, (FAST, *tuned("dropout-sgd-last", "adam"))),
 )
 

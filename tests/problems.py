@@ -160,6 +160,7 @@ def _options(draw: random.Random) -> dict[str, Any]:
         "cg_worth": draw.choice((False, False, True)),
         "curvature_batch": draw.choice((None, None, 1, 3)),
         "curvature_rows": draw.choice(("block", "strided")),
+        "delta_momentum": draw.choice(("start", "exact")),
         "cg_decay": draw.choice((0.0, 0.5, 1.0)),
         "update_decay": draw.choice((1.0, 0.5)),
         "preconditioner": draw.choice(("empirical-fisher", "jacobi", "kronecker", None)),

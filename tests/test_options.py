@@ -99,6 +99,7 @@ CASES = {
     "noise_every": Case((), (None, 1)),
     "curvature_batch": Case((None, 5), (None, ROWS)),
     "curvature_rows": Case(("block", "strided"), ("block", "strided"), where={"curvature_batch": 5}),
+    "delta_momentum": Case(("start", "exact"), ("start", "exact"), vanishes={"cg_decay": 0.0}),
     "cg_decay": Case((0.5, 0.9), (0.5, 0.9), vanishes=ONE_STEP),
     "cg_decay_growth": Case((1.01, 1.5), (1.01, 1.5), vanishes=ONE_EPOCH),
     "cg_decay_max": Case((0.99, 0.6), (0.99, 0.6), where={"cg_decay_growth": 1.5}),  # 0.5 · 1.01² stays below 0.6

@@ -100,6 +100,7 @@ def test_products_and_energy(rows, microbatch, reduction):
     found = objective(model, loss, rows, microbatch=microbatch, structural_damping=MU).curvature(LAM)
     vectors = torch.randn(5, len(B), dtype=torch.float64)
     assert_close(torch.stack([found.product(v).clone() for v in vectors]), vectors @ (B + LAM * MU * S) + LAM * vectors)
+    assert_close([found.quadratic(v) for v in vectors], [v @ (B + LAM * MU * S) @ v + LAM * v @ v for v in vectors])
     assert_close([found.structural(v) for v in vectors], [0.5 * LAM * MU * v @ S @ v for v in vectors])
     assert S.norm() > 0.1 * B.norm()
 

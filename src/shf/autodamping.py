@@ -1,4 +1,6 @@
-"""An initial λ from the curvature itself, where none is given. Beyond the paper; off by default."""
+"""λ's beginning and its floor from the curvature itself, where none is given. Beyond the paper; off by default."""
+
+import math
 
 import torch
 from torch import Tensor
@@ -7,16 +9,18 @@ from shf.randomness import generator
 from shf.ranks import Ranks
 from shf.step import Problem
 
-MEAN_EIGENVALUES = 100.0
-"""λ at the start, in mean eigenvalues of B."""
+START, FLOOR = 10.0, 0.01
+"""λ at the start and at the least, in mean eigenvalues of B.
+
+B's few large eigenvalues carry the trace and its many small ones the mean, so that λ begins between them: directions of
+large curvature are left to CG, the others are damped until ρ has said better. Far below the mean λ damps nothing that
+carries a signal; steps then fit the noise of their batch, on which ρ stays near 1 and would let λ sink for ever.
+"""
 
 
 @torch.no_grad()
-def initial_damping(problem: Problem, theta: Tensor, seed: int, ranks: Ranks) -> float:
-    """λ = 100 tr(B)/n at the beginning, with v'Bv for tr(B), v independent ±1 (Hutchinson): one product.
-
-    B's few large eigenvalues carry the trace and its many small ones the mean, so that λ lies between them: directions of
-    large curvature are left to CG, the others are damped until the rule for λ has learned better.
+def mean_eigenvalue(problem: Problem, theta: Tensor, seed: int, ranks: Ranks) -> float:
+    """tr(B)/n at θ, with v'Bv for tr(B), v independent ±1 (Hutchinson): one product. 0 where that is not finite.
 
     Args:
         problem: of the first batch.
@@ -28,4 +32,4 @@ def initial_damping(problem: Problem, theta: Tensor, seed: int, ranks: Ranks) ->
     signs = torch.empty_like(theta).bernoulli_(0.5, generator=generator(theta.device, seed, 3)).mul_(2).sub_(1)
     v = ranks.own(signs)
     mean = ranks.dot(v, problem.curvature(0.0).product(v)) / len(theta)
-    return MEAN_EIGENVALUES * mean if mean > 0 else 1.0
+    return mean if mean > 0 and math.isfinite(mean) else 0.0

@@ -31,6 +31,8 @@ class Config:
         curvature_rows: which rows of a gradient batch are the curvature batch in epoch e. "block": (eC + i) mod B for
             i < C, the paper's. "strided": (⌊iB/C⌋ + e) mod B, spread evenly over the batch; with several processes, a
             block may lie on one of them and leave the others idle, this gives each its proportion.
+        delta_momentum: how the last solution δ comes in. "start": CG starts from γδ, the paper's. "exact": CG starts from
+            zero, and the model is minimised over its solution and δ together, unless γ is 0 (see docs/fast.md).
         cg_decay: the share of the last CG solution that CG starts from, in the first epoch [γ_1].
         cg_decay_growth: γ is multiplied by this at every following epoch.
         cg_decay_max: γ's ceiling.
@@ -74,6 +76,7 @@ class Config:
     cg_worth: bool = False
     curvature_batch: int | None = None
     curvature_rows: str = "block"
+    delta_momentum: str = "start"
     cg_decay: float = 0.5
     cg_decay_growth: float = 1.01
     cg_decay_max: float = 0.99
@@ -109,6 +112,7 @@ class Config:
         check.flag("cg_worth")
         check.integer("curvature_batch", least=1, optional=True)
         check.choice("curvature_rows", ["block", "strided"])
+        check.choice("delta_momentum", ["start", "exact"])
         check.number("cg_decay", least=0.0, most=1.0)
         check.number("cg_decay_growth", least=1.0)
         check.number("cg_decay_max", least=0.0, most=1.0)
@@ -188,7 +192,13 @@ class HFConfig(Config):
                 raise ValueError(f"HF({name}={getattr(self, name)!r}): only shf.SHF has it")
 
 
-_ONLY_SHF = {"damping": "auto", "damping_rule": "held-out", "cg_worth": True, "preconditioner": "kronecker"}
+_ONLY_SHF = {
+    "damping": "auto",
+    "damping_rule": "held-out",
+    "cg_worth": True,
+    "delta_momentum": "exact",
+    "preconditioner": "kronecker",
+}
 """What is beyond the paper and does not fit the batch method."""
 
 
@@ -282,8 +292,9 @@ class presets:  # noqa: N801 - used as a namespace: shf.presets.classifier
         {
             "damping": "auto",
             "damping_factor": 0.9,
-            "damping_rule": "held-out",
-            "cg_iterations": 3,
+            "cg_iterations": 2,
+            "delta_momentum": "exact",
+            "backtracking": None,
             "preconditioner": "kronecker",
             "averaging": 0.9,
             "noise_every": 10,

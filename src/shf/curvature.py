@@ -1,6 +1,6 @@
 """Products with the generalized Gauss-Newton matrix B = J'L''J. No decay, no damping, no CG."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -54,11 +54,19 @@ class GaussNewton:
             self._out.mul_(self._scale)
         return self._out
 
+    def quadratic(self, vector: Tensor) -> float:
+        """v'Bv = s·(Jv)'L''(Jv), or v'(B + w·J_h'J_h)v: J' is not needed."""
+        Jv, J_hv = self._jacobian.push(vector)
+        along = [torch.dot(u.reshape(-1), Hu.reshape(-1)) for u, Hu in zip(Jv, self._hessian(Jv), strict=True)]
+        return self._scale * torch.stack(along).sum().item() + (self._steadied(J_hv) if self._steadiness else 0.0)
+
     def structural(self, vector: Tensor) -> float:
         """½ w ‖J_h v‖²: what structural damping adds to the quadratic model at v."""
-        _, J_hv = self._jacobian.push(vector)
+        return 0.5 * self._steadied(self._jacobian.push(vector)[1])
+
+    def _steadied(self, J_hv: Sequence[Sequence[Tensor]]) -> float:
         squares = torch.stack([h.square().sum() for chunk in J_hv for h in chunk])
-        return 0.5 * self._steadiness * squares.sum().item()
+        return self._steadiness * squares.sum().item()
 
 
 def gauss_newton_product(

@@ -1,11 +1,12 @@
 """What is beyond the paper, in one step: made from the settings, absent by default. See docs/fast.md."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
+from shf.autodamping import FLOOR, START
 from shf.averaging import update_average
 from shf.config import Config
 from shf.factored import FactorMemory, Renewal, Schedule
@@ -29,6 +30,7 @@ class Extras:
         renewal: the Kronecker preconditioner.
         heldout: the rule that hears the next batch.
         damping: λ to begin with.
+        floor: λ's, from the curvature; 0 where the settings' own is all there is.
         averaging: what the running average of iterates keeps; 0 for none.
         iteration: number of the step.
     """
@@ -38,6 +40,7 @@ class Extras:
     renewal: Renewal | None
     heldout: HeldOut | None
     damping: float
+    floor: float
     averaging: float
     iteration: int
 
@@ -45,12 +48,12 @@ class Extras:
     def rule(self) -> Rule:
         """λ's. Where unseen data judge, a ρ near 1 on the batch itself says nothing; a small one still raises λ."""
         if self.heldout is None:
-            return LEVENBERG_MARQUARDT
-        return Rule(self.heldout, high=math.inf)
+            return replace(LEVENBERG_MARQUARDT, floor=self.floor)
+        return Rule(self.heldout, high=math.inf, floor=self.floor)
 
     def write(self, before: Tensor, after: Tensor, info: StepInfo) -> dict[str, Any]:
         """Puts what is to be remembered into the optimizer's state; the numbers are the caller's to keep."""
-        numbers: dict[str, Any] = {}
+        numbers: dict[str, Any] = {"damping_floor": self.floor} if self.floor else {}
         if self.renewal is not None:
             numbers |= self.renewal.write()
         if self.heldout is not None:
@@ -66,12 +69,15 @@ def make_extras(
     network: Network,
     state: OptimizerState,
     scalars: dict[str, Any],
-    damping: float,
+    mean_eigenvalue: float | None,
     rows: int,
     ranks: Ranks,
 ) -> Extras:
-    """The extras that the settings ask for, at the optimizer's present state."""
-    iteration = scalars["iteration"]
+    """The extras that the settings ask for, at the optimizer's present state; λ begins by B's mean eigenvalue if given."""
+    iteration, damping, floor = scalars["iteration"], scalars["damping"], scalars.get("damping_floor", 0.0)
+    if mean_eigenvalue is not None:
+        first, floor = START * mean_eigenvalue or 1.0, FLOOR * mean_eigenvalue
+        damping = min(max(first, config.damping_min), config.damping_max)
     renewal = heldout = None
     if Preconditioner(config.preconditioner) is Preconditioner.KRONECKER:
         share = curvature_share(config, rows)
@@ -79,7 +85,7 @@ def make_extras(
         renewal = Renewal(memory, network, state, scalars, iteration, schedule)
     if config.damping_rule == "held-out":
         heldout = HeldOut(network, state, scalars, config.damping_factor, ranks)
-    return Extras(network, state, renewal, heldout, damping, config.averaging, iteration)
+    return Extras(network, state, renewal, heldout, damping, floor, config.averaging, iteration)
 
 
 def make_solver(config: Config, rows: int) -> Solver:

@@ -54,7 +54,7 @@ class HF(SHF):
             demand.separable = layout.separable
             problem = _BatchProblem(self, own.network, batches, batch, layout, meeting.shares, seed, ranks)
             solver = Solver(geometric(self.config.iterate_spacing), relative_progress(self.config.progress_tolerance))
-            plain = Extras(own.network, self.state, None, None, self.damping, 0.0, self._scalars["iteration"])
+            plain = Extras(own.network, self.state, None, None, self.damping, 0.0, 0.0, self._scalars["iteration"])
             return self._iterate(problem, own.network, lambda: problem.buffers, ranks, batch, solver, plain)
 
     def _prepare_data(

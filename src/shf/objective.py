@@ -188,11 +188,17 @@ class Objective:
             Bv = self._ranks.sum(lambda: own_part(whole), whole)
             return decay.add_product_(Bv, decay.shapes.split(vector), damping)
 
+        def quadratic(vector: Tensor) -> float:
+            whole = self._ranks.whole(vector, size)
+            along = self._ranks.add(lambda: [own().quadratic(whole) if here else 0.0], 1)[0]
+            decayed = 2 * self._decay.penalty(self._network.shapes.split(whole))
+            return along + decayed + damping * torch.dot(whole, whole).item()
+
         def structural(vector: Tensor) -> float:
             whole = self._ranks.whole(vector, size)
             return self._ranks.add(lambda: [own().structural(whole) if here else 0.0], 1)[0]
 
-        return Curvature(product, structural) if steadiness else Curvature(product)
+        return Curvature(product, quadratic, structural) if steadiness else Curvature(product, quadratic)
 
     def point(self, delta: Tensor, rate: float) -> Tensor:
         return self._points(delta, rate, out=self._scratch)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from shf.autodamping import initial_damping
+from shf.autodamping import mean_eigenvalue
 from shf.averaging import swapped
 from shf.batching import Batch, Count, Select, count_rows, curvature_rows, select_rows
 from shf.config import Config
@@ -190,16 +190,15 @@ class SHF(Optimizer):
                 ranks=ranks,
                 share=share,
             )
-            damping = self.damping
-            if math.isnan(damping):
+            mean = None
+            if math.isnan(self.damping):
                 plain = make(settings=replace(self._settings, preconditioner=Preconditioner.NONE))
                 try:
-                    damping = initial_damping(plain, own.network.theta(), seed, ranks)
+                    mean = mean_eigenvalue(plain, own.network.theta(), seed, ranks)
                 except NonFiniteError as error:
                     return self._pass_over(error, batch)
-                damping = min(max(damping, config.damping_min), config.damping_max)
             extras = make_extras(
-                config, self._factors, own.network, self.state, self._scalars, damping, share.total, ranks
+                config, self._factors, own.network, self.state, self._scalars, mean, share.total, ranks
             )
             objective = make(settings=self._settings, renewal=extras.renewal)
             solver = make_solver(config, share.total)

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from shf.candidates import Candidates
-from shf.cg import CGStop, Dot, LinearMap, conjugate_gradient, inner_product, keep_all, never
+from shf.cg import CGResult, CGStop, Dot, LinearMap, conjugate_gradient, inner_product, keep_all, never
 from shf.config import Config
 from shf.damping import DampingBound, adapt_damping, bound_reached, reduction_ratio
 from shf.flat import all_finite
+from shf.momentum import conjugate_to_last
 from shf.nonfinite import NonFiniteError
 from shf.search import Backtracking, Rate, line_search
 
@@ -48,7 +49,8 @@ class StepInfo:
         reduction_ratio: ρ; -inf where f rose or the model promised no descent.
         damping: the λ used in this step.
         step_size: α; 0 where the step was rejected.
-        chosen_iterate: number of the CG iterate that was taken, from 1; 0 if none had a finite objective.
+        chosen_iterate: number of the CG iterate that was taken, from 1; cg_steps + 1 for the one that exact momentum adds;
+            0 if none had a finite objective.
         cg_steps: CG iterations done.
         cg_stop: why CG ended.
         accepted: whether the parameters moved.
@@ -97,10 +99,12 @@ class Curvature:
 
     Attributes:
         product: v ↦ (B + λI + λμS)v, μ = 0 without structural damping.
+        quadratic: v ↦ v'(B + λI + λμS)v, where that costs less than a product.
         structural: v ↦ ½λμ v'Sv.
     """
 
     product: LinearMap
+    quadratic: Callable[[Tensor], float] | None = None
     structural: Callable[[Tensor], float] = lambda vector: 0.0
 
 
@@ -143,11 +147,13 @@ def deaf(damping: float, value: float, downhill: Tensor, f: Callable[[Tensor, fl
 
 @dataclass(frozen=True)
 class Rule:
-    """How λ moves: what a step hears before it solves, and the values of ρ beyond which it is raised or lowered after."""
+    """How λ moves: what a step hears before it solves, the values of ρ beyond which it is raised or lowered after, and a
+    floor above the settings' own."""
 
     hear: Hear = deaf
     low: float = 0.25
     high: float = 0.75
+    floor: float = 0.0
 
 
 LEVENBERG_MARQUARDT = Rule()
@@ -173,15 +179,12 @@ def shf_step(
         dot: the inner product of vectors such as δ, where each is but a part of a longer one.
         rule: λ's.
     """
-    lam, gamma, beta = state.damping, state.cg_decay, state.update_scale
+    lam, beta = state.damping, state.update_scale
     trials: list[float] = []
 
     def f(delta: Tensor, rate: float = 1.0) -> float:
         trials.append(problem.value(problem.point(delta, rate)))
         return trials[-1]
-
-    # δ⁰ ← γ δ_{k-1}^ζ
-    start = state.delta.mul_(gamma) if state.delta is not None and gamma > 0 else None
 
     # f_{k-1}, ∇f, P on X^g
     here = problem.expand(lam)
@@ -189,23 +192,14 @@ def shf_step(
     gradient_norm = math.sqrt(dot(downhill, downhill))
     if not (math.isfinite(f_old) and (math.isfinite(gradient_norm) or all_finite(downhill, dot))):
         raise NonFiniteError.of_sum(f_old, gradient_norm)
-    lam = min(max(rule.hear(lam, f_old, downhill, f, dot), config.damping_min), config.damping_max)
+    most = config.damping_max
+    least = min(max(config.damping_min, rule.floor), most)
+    lam = min(max(rule.hear(lam, f_old, downhill, f, dot), least), most)
 
-    # Solve (B + λI) δ = -∇f by CG(δ⁰, ∇f, P, ζ), products on X^c
+    # Solve (B + λI) δ = -∇f by CG(γ δ_{k-1}^ζ, ∇f, P, ζ), products on X^c
     A = problem.curvature(lam)  # v ↦ (B + λI)v; with structural damping (B + λI + λμS)v
     candidates = Candidates(f, Backtracking(config.backtracking), solver.keep)
-    cg = conjugate_gradient(
-        A.product,
-        downhill,
-        start=start,
-        out=start,
-        iterations=config.cg_iterations,
-        precondition=here.precondition,
-        keep=candidates.keep,
-        visit=candidates.visit,
-        stop=solver.stop,
-        dot=dot,
-    )
+    cg = _solve(A, downhill, here.precondition, state, config, solver, candidates, dot)
 
     # CG backtracking: f_k, δ_k
     best = candidates.choose()
@@ -225,7 +219,6 @@ def shf_step(
     failed_trials = sum(not math.isfinite(value) for value in trials)
     # ρ < ¼ raises λ, ρ > ¾ lowers it; a trial that is not finite raises it, whatever ρ is
     trusted = failed_trials == 0 and cg.stop is not CGStop.NON_FINITE
-    least, most = config.damping_min, config.damping_max
     seen = rho if trusted else -math.inf
     lam_next = adapt_damping(lam, seen, config.damping_factor, low=rule.low, high=rule.high, least=least, most=most)
     info = StepInfo(
@@ -248,3 +241,38 @@ def shf_step(
     )
     after = replace(state, delta=cg.last if all_finite(cg.last, dot) else None, damping=lam_next)
     return theta_next if accepted else None, after, info
+
+
+def _solve(
+    A: Curvature,
+    downhill: Tensor,
+    precondition: LinearMap,
+    state: State,
+    config: Config,
+    solver: Solver,
+    candidates: Candidates,
+    dot: Dot,
+) -> CGResult:
+    """CG from γ δ_{k-1}^ζ, its iterates candidates for the update; or from zero, and δ_{k-1} one direction more."""
+    last = state.delta if state.cg_decay > 0 else None
+    exact = config.delta_momentum == "exact"
+    start = last.mul_(state.cg_decay) if last is not None and not exact else None
+    cg = conjugate_gradient(
+        A.product,
+        downhill,
+        start=start,
+        out=start,
+        iterations=config.cg_iterations,
+        precondition=precondition,
+        keep=candidates.keep,
+        visit=candidates.visit,
+        stop=solver.stop,
+        dot=dot,
+        quadratic=A.quadratic,
+    )
+    if not exact or last is None or not cg.steps:
+        return cg
+    delta, value = conjugate_to_last(A.product, downhill, cg.last, cg.values[-1], last, dot)
+    if delta is not cg.last:
+        candidates.visit(cg.steps + 1, delta, value)
+    return replace(cg, last=delta, products=cg.products + 1)

@@ -155,6 +155,7 @@ def test_nonsense_in_an_experiment_names_the_field(changes: dict[str, Any]) -> N
         ({"epochs": 0}, "epochs=0: must be at least 1"),
         ({"minutes": -1.0}, "minutes=-1.0: must be positive"),
         ({"rows_every": 0}, "rows_every=0"),
+        ({"evaluate_seconds": 0.0}, "evaluate_seconds=0.0: must be positive"),
         ({"experiment": "reuters-classifier", "pretraining": pretraining("rbm", 2)}, "no hidden layer"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import itertools
 import json
 import os
 import random
@@ -23,7 +24,7 @@ from runs_helpers import (
     tiny_experiment,
 )
 
-from shf.lab import checkpoint, runner
+from shf.lab import checkpoint, runconfig, runner
 from shf.lab.baselines.protocol import MethodSpec
 from shf.lab.baselines.registry import METHODS
 from shf.lab.batches import batch_rows
@@ -139,6 +140,19 @@ def test_rows_can_be_thinned_but_epochs_stay(tmp_path: Path) -> None:
     found = read_run(tmp_path)
     assert [row["iteration"] for row in found.iterations] == [4, 8]
     assert len(found.epochs) == 4
+
+
+def test_rows_between_epochs_where_they_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three steps of one second in an epoch: with a row every two seconds, at 4 (epochs end at 3 and 6, 8 is in the third)."""
+    ticks = itertools.count()
+    monkeypatch.setitem(runconfig.CLOCKS, "processor", lambda: float(next(ticks)))  # type: ignore[attr-defined]
+    config = dataclasses.replace(tiny_config(), clock="processor", evaluate_seconds=2.0)
+    result = runner.start(config, tmp_path)
+    found = read_run(tmp_path)
+    assert found.column("elapsed_seconds").tolist() == [0, 2, 3, 4, 6, 8, 9]
+    assert found.column("epoch").tolist() == pytest.approx([0, 2 / 3, 1, 4 / 3, 2, 8 / 3, 3])
+    plain = runner.start(tiny_config(), tmp_path / "plain")
+    assert result.summary["best"] == plain.summary["best"]
 
 
 def test_the_callers_generator_and_threads_are_left_alone(tmp_path: Path) -> None:

@@ -232,6 +232,9 @@ def run(
     pretrain_epochs: Annotated[int | None, typer.Option(min=1, help="Epochs per layer; 10 by default.")] = None,
     untuned: Annotated[bool, typer.Option("--untuned", help="Ignore the file of tuned settings.")] = False,
     rows_every: Annotated[int, typer.Option(min=1, help="Record every so many iterations; epochs always.")] = 1,
+    evaluate_seconds: Annotated[
+        float | None, typer.Option(help="Evaluate every so many seconds of training too, where epochs are long.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Of torch; by default its own choice.")] = None,
     clock: Clock = "wall",
     tensorboard: Tensorboard = False,
@@ -257,6 +260,7 @@ def run(
         options=tuple(options or ()),
         pretraining=pretraining(pretrain, pretrain_epochs),
         rows_every=rows_every,
+        evaluate_seconds=evaluate_seconds,
         threads=threads,
         untuned=untuned,
         clock=clock,

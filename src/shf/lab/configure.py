@@ -37,6 +37,7 @@ class Request:
     threads: int | None = None
     untuned: bool = False
     clock: str = "wall"
+    evaluate_seconds: float | None = None
 
 
 def configure(request: Request, experiment: Experiment | None = None, *, choices: Path | None = None) -> RunConfig:
@@ -72,6 +73,7 @@ def configure(request: Request, experiment: Experiment | None = None, *, choices
         tuning={} if choice is None else provenance(choice),
         threads=request.threads or torch.get_num_threads(),
         clock=request.clock,
+        evaluate_seconds=request.evaluate_seconds,
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from shf.lab.experiments import Experiment, ExperimentError
 
 _BUDGET = ("epochs", "minutes")
-_HOW = ("threads", "tuning", "clock")
+_HOW = ("threads", "tuning", "clock", "evaluate_seconds")
 CLOCKS: Mapping[str, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}
 """What a second is of."""
 
@@ -35,6 +35,7 @@ class RunConfig:
     minutes of training: evaluation and checkpoints are not counted, so that methods compare in equal time.
     `options` are the words given by ``--set``, kept for the command that repeats the run; `tuning` says where tuned
     settings come from. `clock` says what a second is: of the wall, or of the processor, for machines that others use too.
+    `evaluate_seconds` asks for rows between those of epochs, where an epoch is long.
     """
 
     experiment: Experiment
@@ -52,6 +53,7 @@ class RunConfig:
     tuning: Mapping[str, Any] = field(default_factory=dict)
     threads: int = 1
     clock: str = "wall"
+    evaluate_seconds: float | None = None
 
     def __post_init__(self) -> None:
         if self.clock not in CLOCKS:
@@ -62,6 +64,8 @@ class RunConfig:
             raise ExperimentError(f"epochs={self.epochs}: must be at least 1")
         if self.minutes is not None and not self.minutes > 0:
             raise ExperimentError(f"minutes={self.minutes}: must be positive")
+        if self.evaluate_seconds is not None and not self.evaluate_seconds > 0:
+            raise ExperimentError(f"evaluate_seconds={self.evaluate_seconds}: must be positive")
         if self.rows_every < 1:
             raise ExperimentError(f"rows_every={self.rows_every}: must be at least 1")
 
@@ -99,6 +103,8 @@ class RunConfig:
             words += ["--split", str(self.split)]
         if self.clock != "wall":
             words += ["--clock", self.clock]
+        if self.evaluate_seconds is not None:
+            words += ["--evaluate-seconds", f"{self.evaluate_seconds:g}"]
         if self.pretraining is not None:
             words += ["--pretrain", self.pretraining.method, "--pretrain-epochs", str(self.pretraining.epochs)]
         for option in self.options:

@@ -177,6 +177,8 @@ def _train(training: Training, recorder: Recorder, directory: Path, observer: Ob
                 break
             if training.epoch_ended:
                 _end_epoch(training, recorder, observer)
+            elif training.evaluation_due:
+                recorder.row(training.evaluate())
             if not estimated and budget.enough_to_estimate(training, first):
                 estimated = True
                 observer.estimate(training.summary()["seconds_per_epoch"], budget.progress(training))

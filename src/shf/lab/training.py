@@ -71,6 +71,7 @@ class Training:
         self.problem = problem
         self.method = method
         self.position = Position()
+        self.evaluation_due = False
         self._whole_data = whole_data
         self._cases = problem.data.train_inputs.shape[0]
         self._epoch_rows: tuple[int, int, tuple[Tensor, ...]] | None = None
@@ -87,7 +88,7 @@ class Training:
     def iterate(self) -> dict[str, Any]:
         """One step of the method on the next batch; its row for the record."""
         at = self.position
-        started = self._seconds()
+        before, started = at.elapsed, self._seconds()
         rows, (inputs, targets) = self._next_batch()
         report = self.method.step(inputs, targets)
         at.elapsed += self._seconds() - started
@@ -95,6 +96,8 @@ class Training:
         at.index += 1
         at.iteration += 1
         self._accumulate(report)
+        every = self.config.evaluate_seconds
+        self.evaluation_due = every is not None and at.elapsed // every > before // every
         return {
             "row": "iteration",
             "iteration": at.iteration,
