@@ -94,6 +94,8 @@ OPTIONS = {
         "averaging": 0.9,
     },
     "kronecker": {"preconditioner": "kronecker", "factor_every": 2},
+    "exact momentum": {"delta_momentum": "exact", "preconditioner": "kronecker", "factor_every": 2},
+    "vectors split, exact momentum": {"delta_momentum": "exact", "split_vectors": True, "curvature_batch": 5},
     "microbatch": {"microbatch": 7},
     "first worse, max norm, decaying updates": {"backtracking": "first-worse", "max_norm": 0.3, "update_decay": 0.95},
     "sum": {"loss": nn.CrossEntropyLoss(reduction="sum"), "damping": 40.0, "weight_decay": 0.4},
@@ -317,17 +319,19 @@ def counted(rank, options):
 def test_one_message_per_product_and_per_evaluation(options, width):
     n = theta(network()).numel()
     for messages, size, info in worlds.run(2, counted, options):
-        vectors = 2 + info.products  # the gradient, the preconditioner and the products
-        assert messages == 1 + 1 + vectors + info.evaluations  # the meeting and the objective come first
-        numbers = 6 * 8 + 2 * 8 * (1 + info.evaluations)  # flag, two fingerprints, three counts; values with their flag
+        vectors = 2 + info.products - 1  # the gradient, the preconditioner and the products; the last is but p'Ap
+        assert messages == 1 + 1 + 1 + vectors + info.evaluations  # the meeting and the objective come first
+        numbers = 6 * 8 + 2 * 8 * (2 + info.evaluations)  # flag, two fingerprints, three counts; values with their flag
         assert size == vectors * (n + 1) * width + numbers
 
 
 def test_split_vectors_are_scattered_and_gathered():
     n, width = theta(network()).numel(), 8
     for messages, size, info in worlds.run(2, counted, {"dtype": torch.float64, "split_vectors": True}):
-        dots = 2 * info.cg_steps - 1 + 1 + 2 + 3 + 2  # CG's, its start's, the step's, and whether θ and δ are finite
-        scattered, gathered = 2 + info.products, info.products + info.evaluations + 1  # the last one is the new θ
+        dots = (
+            2 * info.cg_steps - 1 + 1 + 2 + 3 + 2
+        )  # CG's (the last p'Ap a sum over rows), its start's, the step's, and whether θ and δ are finite
+        scattered, gathered = 1 + info.products, info.products + info.evaluations + 1  # the last one is the new θ
         assert messages == 1 + 1 + scattered + gathered + info.evaluations + dots
         part = -(-n // 2)
         numbers = 6 * 8 + 2 * 8 * (1 + info.evaluations + dots)

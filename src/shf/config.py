@@ -18,7 +18,7 @@ class Config:
 
     Attributes:
         damping: initial damping strength [λ]. It belongs to the scale of the loss; "auto" takes it from the curvature of the
-            first batch.
+            first batch, and a floor with it (see docs/fast.md).
         damping_factor: λ is multiplied or divided by this after a step [99/100].
         structural_damping: [μ] of Martens & Sutskever (2011): CG solves with B + λ(I + μS), where ½δ'Sδ is half the squared
             change of the tensors that the model names by `shf.hold_steady`, summed over them (time steps, layers) and

@@ -143,7 +143,7 @@ def test_rows_can_be_thinned_but_epochs_stay(tmp_path: Path) -> None:
 
 
 def test_rows_between_epochs_where_they_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three steps of one second in an epoch: with a row every two seconds, at 4 (epochs end at 3 and 6, 8 is in the third)."""
+    """Three steps of one second in an epoch, and a row every two seconds."""
     ticks = itertools.count()
     monkeypatch.setitem(runconfig.CLOCKS, "processor", lambda: float(next(ticks)))  # type: ignore[attr-defined]
     config = dataclasses.replace(tiny_config(), clock="processor", evaluate_seconds=2.0)
