@@ -1,4 +1,4 @@
-"""The demonstration: three runs in equal time, a report, and a verdict that follows the figures whatever they are."""
+"""The demonstration: four runs in equal time, a report, and a verdict that follows the figures whatever they are."""
 
 import dataclasses
 import json
@@ -52,14 +52,14 @@ def test_it_ends_with_a_table_the_report_and_one_sentence(tmp_path: Path) -> Non
     assert result.exit_code == 0, result.output
     lines = result.stdout.strip().splitlines()
     assert "optimizer" in lines[0]
-    assert [line.split()[0] for line in lines[1:4]] == ["shf", "adam", "nag"]
-    assert lines[4] == f"Report: {tmp_path / 'd' / 'report.html'}"
-    assert len(lines) == 6
-    assert "won" in lines[5] or "level" in lines[5]
+    assert [line.split()[0] for line in lines[1:5]] == ["fast", "shf", "adam", "nag"]
+    assert lines[5] == f"Report: {tmp_path / 'd' / 'report.html'}"
+    assert len(lines) == 7
+    assert "won" in lines[6] or "level" in lines[6]
     assert "curves-demo with adam starts" in result.stderr
     page = (tmp_path / "d" / "report.html").read_text()
     assert page.count("<svg") == 5
-    for method in ("shf", "adam", "nag"):
+    for method in ("fast", "shf", "adam", "nag"):
         found = read_run(tmp_path / "d" / method)
         assert found.problems == ()
         assert found.epochs[-1]["elapsed_seconds"] >= 0.6  # the same time for each
@@ -70,8 +70,8 @@ def test_it_can_be_repeated_and_read_by_a_script(tmp_path: Path) -> None:
     for _ in range(2):
         result = CliRunner().invoke(app, ["demo", "--minutes", "0.01", "--out", str(tmp_path / "d"), "--json"])
         answer = json.loads(result.stdout)
-        assert [run["method"] for run in answer["runs"]] == ["shf", "adam", "nag"]
-        assert answer["verdict"] == verdict([_again(tmp_path / "d" / m) for m in ("shf", "adam", "nag")])
+        assert [run["method"] for run in answer["runs"]] == ["fast", "shf", "adam", "nag"]
+        assert answer["verdict"] == verdict([_again(tmp_path / "d" / m) for m in ("fast", "shf", "adam", "nag")])
 
 
 def _again(directory: Path) -> RunResult:
@@ -108,6 +108,7 @@ def results(**errors: float | None) -> list[RunResult]:
     ("errors", "sentence"),
     [
         ({"shf": 3.0, "adam": 4.0, "nag": 5.0}, "SHF won: training error 3.000 in 36 s, against 4.000 by Adam."),
+        ({"fast": 2.0, "shf": 3.0}, "SHF fast won: training error 2.000 in 36 s, against 3.000 by SHF."),
         ({"shf": 5.0, "adam": 4.0, "nag": 3.0}, "NAG won: training error 3.000 in 36 s, against 4.000 by Adam."),
         ({"shf": 5.0, "adam": 3.0, "nag": 4.0}, "Adam won: training error 3.000 in 36 s, against 4.000 by NAG."),
         ({"shf": 3.0, "adam": 3.01}, "SHF and Adam ended level (within 1 %): training error 3.000 in 36 s."),

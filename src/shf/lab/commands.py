@@ -329,12 +329,12 @@ def report(
 @app.command()
 def demo(
     out: Annotated[Path | None, typer.Option(help="Where the runs and the report go.")] = None,
-    minutes: Annotated[float, typer.Option(min=0.01, help="Of training, for each of the three.")] = 0.6,
+    minutes: Annotated[float, typer.Option(min=0.01, help="Of training, for each of the four.")] = 0.6,
     seed: Seed = 0,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """SHF against tuned Adam and NAG in equal time, on generated curves: about two minutes, and a report."""
+    """SHF against tuned Adam and NAG in equal time, on generated curves: about three minutes, and a report."""
     from shf.lab.demo import run_demo
 
     raise typer.Exit(run_demo(out, minutes=minutes, seed=seed, as_json=as_json, quiet=quiet))
