@@ -222,7 +222,8 @@ def test_the_first_damping_is_ten_mean_eigenvalues():
 
 @pytest.mark.parametrize("rule", ["batch", "held-out"])
 def test_lambda_does_not_fall_below_a_thousandth_of_the_first(monkeypatch, rule):
-    """Also after the state was saved and loaded; and a floor that is asked for holds where it is higher."""
+    """Also after the state was saved and loaded; and a floor that is asked for holds where it is higher. Fails where λ may
+    fall to the settings' own floor."""
     monkeypatch.setattr("shf.step.reduction_ratio", lambda *args: 1.0)
     options = {"damping": "auto", "damping_rule": rule, "damping_factor": 0.01, "seed": 1}
     optimizer, other = (shf.SHF(mlp(), CE, **options) for _ in range(2))

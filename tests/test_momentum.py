@@ -39,6 +39,7 @@ def test_it_is_the_minimum_over_the_plane(seed, iterations):
 
 @pytest.mark.parametrize("d", [lambda x: 3 * x, torch.zeros_like, lambda x: torch.full_like(x, torch.nan)])
 def test_a_last_update_that_has_nothing_to_add_is_left_out(d):
+    """Parallel, zero or not a number. Fails without the comparison with rounding: by division by zero, or with NaN for δ."""
     A, b, _ = system(0)
     x = conjugate_gradient(A.mv, b, iterations=1).last
     cg, delta, value = combined(A, b, d(x))
