@@ -86,10 +86,11 @@ def test_steps_of_a_sweep_do_the_same_work(what, results):
 
 
 def test_the_floor_has_the_products_that_are_counted():
-    """3 products per layer for a gradient (2 in the first), 1 for the preconditioner, 4 (2) for J'L''J, 1 to evaluate."""
+    """3 products per layer for a gradient (2 in the first), 1 for the preconditioner, 4 (2) for J'L''J, of them
+    2 (1) for J, 1 to evaluate."""
     floor, layers = Floor((4, 3, 2), 5, 5), 2
     counted = {}
-    for name in ("gradient", "preconditioner", "product", "evaluation"):
+    for name in ("gradient", "preconditioner", "product", "along", "evaluation"):
         with torch.profiler.profile() as profile:
             getattr(floor, name)()
         counted[name] = sum(e.count for e in profile.key_averages() if e.key == "aten::mm")
@@ -97,6 +98,7 @@ def test_the_floor_has_the_products_that_are_counted():
         "gradient": 3 * layers - 1,
         "preconditioner": layers,
         "product": 4 * layers - 2,
+        "along": 2 * layers - 1,
         "evaluation": layers,
     }
 
@@ -105,7 +107,9 @@ def test_the_floor_of_a_step_adds_up():
     floor = Floor((4, 3), 5, 2)
     with torch.profiler.profile() as profile:
         floor.step(products=3, evaluations=2)
-    assert sum(e.count for e in profile.key_averages() if e.key == "aten::mm") == 2 + 1 + 3 * 2 + 2
+    assert (
+        sum(e.count for e in profile.key_averages() if e.key == "aten::mm") == 2 + 1 + 2 * 2 + 1 + 2
+    )  # the last without J'
 
 
 def test_shapes_are_the_papers():

@@ -1,7 +1,8 @@
 """What a step costs, in gradients: so that methods of different kinds share an axis. No torch here.
 
 By the matrix products of a layer: a forward pass is one, a gradient three (forward, and two backward), a Gauss-Newton
-product four (Jv and J'u, two each). Hence an evaluation counts 1/3 and a product 4/3 of a gradient.
+product four (Jv and J'u, two each). Hence an evaluation counts 1/3 and a product 4/3 of a gradient; CG's last,
+which makes no J'u, is counted as a whole one.
 """
 
 from __future__ import annotations

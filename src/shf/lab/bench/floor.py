@@ -2,8 +2,8 @@
 
 For every layer z = a W' of a feed-forward network: a gradient takes three products (forward, by the weights, by the
 inputs; the first layer has no inputs to differentiate by, so two), the diagonal preconditioner one, a Gauss-Newton product
-four (Jv: the layer's own direction and what comes from below; J'u: as in the gradient; two in the first layer) and an
-objective evaluation one. The same calls with the same shapes and transposes as autograd makes, on the same threads,
+four (Jv: the layer's own direction and what comes from below; J'u: as in the gradient; two in the first layer), in CG's
+last iteration without J'u, and an objective evaluation one. The same calls with the same shapes and transposes as autograd makes, on the same threads,
 written into memory that is already there.
 """
 
@@ -59,11 +59,16 @@ class Floor:
             layer.by_weights()
 
     @torch.no_grad()
-    def product(self) -> None:
+    def along(self) -> None:
+        """p'Bp from Jp: all that CG's last iteration needs."""
         for number, layer in enumerate(self._curvature):
             layer.forward()
             if number:
                 layer.forward()
+
+    @torch.no_grad()
+    def product(self) -> None:
+        self.along()
         self._backward(self._curvature)
 
     @torch.no_grad()
@@ -74,8 +79,9 @@ class Floor:
         """Everything a step needs that makes this many products and evaluations."""
         self.gradient()
         self.preconditioner()
-        for _ in range(products):
+        for _ in range(products - 1):
             self.product()
+        self.along()
         for _ in range(evaluations):
             self.evaluation()
 
