@@ -3,8 +3,8 @@
 For every layer z = a W' of a feed-forward network: a gradient takes three products (forward, by the weights, by the
 inputs; the first layer has no inputs to differentiate by, so two), the diagonal preconditioner one, a Gauss-Newton product
 four (Jv: the layer's own direction and what comes from below; J'u: as in the gradient; two in the first layer), in CG's
-last iteration without J'u, and an objective evaluation one. The same calls with the same shapes and transposes as autograd makes, on the same threads,
-written into memory that is already there.
+last iteration without J'u, and an objective evaluation one. The same calls with the same shapes and transposes as
+autograd makes, on the same threads, written into memory that is already there.
 """
 
 from __future__ import annotations
