@@ -60,7 +60,7 @@ class Group:
     def queue(self) -> Iterator[Run | Tuning]:
         for entry in self.entries:
             if entry.tuned:
-                yield Tuning(self.experiment, entry.method, self.tuning, clock="processor")
+                yield Tuning(self.experiment, entry.method, self.tuning)
             for seed in entry.seeds:
                 yield self.run(entry, seed)
 

@@ -108,7 +108,8 @@ def record(name: str, status: str = "finished", **columns: list[float]) -> RunRe
     for epoch, row in enumerate(rows):
         row.setdefault("epoch", epoch)
     metric = "train_squared_error" if "autoencoder" in name else "test_error_percent"
-    run = {"config": {"experiment": {"metric": metric}, "epochs": 1000}, "status": status}
+    experiment = {"metric": metric, "epochs": len(rows) - 1 if status == "finished" else 1000}
+    run = {"config": {"experiment": experiment, "method": "shf"}, "status": status}
     return RunRecord(Path(name), run, tuple(rows), (), {}, ())
 
 
@@ -138,6 +139,20 @@ def test_a_claim_whose_runs_have_not_all_ended_is_not_decided():
     del records[usps.runs[2]]
     assert usps.find(records).verdict is Verdict.NOT_DECIDED
     assert usps.find({}).ours == "not run yet"
+
+
+def test_a_run_that_its_minutes_ended_before_the_experiments_epochs_decides_nothing():
+    curves = claim("CURVES: SHF ends below HF")
+    records = {
+        name: record(name, train_squared_error=[9.0, error], elapsed_seconds=[0.0, 480.0])
+        for name, error in zip(curves.runs, (1.0, 2.0), strict=True)
+    }
+    assert curves.find(records).verdict is Verdict.REPRODUCED
+    for short in records.values():
+        short.config["experiment"]["epochs"] = 250
+    found = curves.find(records)
+    assert found.verdict is Verdict.NOT_DECIDED
+    assert "1 (training error ‖x-x̂‖² per case) by shf at epoch 1 of 250, 8 min" in found.ours
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What is run to check the paper, in the order in which it is run. Data only.
 
-An entry's name is its directory below results/paper. All runs use one thread, so that two cores work on two of them.
+An entry's name is its directory below results/paper. All runs use one thread, so that two cores work on two of them;
+minutes are minutes of the processor, so that they mean the same while the machine does something else.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shf.lab.configure import Request
+from shf.lab.experiments import find
 from shf.lab.runconfig import Pretraining
 
 EPOCHS_ONLY = 10**9
@@ -30,7 +32,6 @@ class Tuning:
     experiment: str
     method: str
     minutes: float
-    clock: str = "wall"
 
     @property
     def name(self) -> str:
@@ -46,6 +47,7 @@ def _run(
     minutes: float | None = None,
     split: int | None = None,
     pretraining: Pretraining | None = None,
+    evaluate_seconds: float | None = None,
 ) -> Run:
     return Run(
         name,
@@ -59,6 +61,8 @@ def _run(
             pretraining=pretraining,
             rows_every=EPOCHS_ONLY,
             threads=1,
+            clock="wall" if minutes is None else "processor",
+            evaluate_seconds=evaluate_seconds,
         ),
     )
 
@@ -92,53 +96,92 @@ def _reuters() -> Iterator[Run]:
 def _mnist() -> Iterator[Run]:
     plain, dropout = "mnist-classifier", "mnist-classifier-dropout"
     yield _run("mnist/dropout-as-released", dropout, "shf", *AS_RELEASED)
-    yield _run("mnist/dropout-sgd-last", dropout, "dropout-sgd-last", minutes=30)
-    yield _run("mnist/dropout-sgd-all", dropout, "dropout-sgd-all", minutes=30)
-    yield _run("mnist/plain", plain, minutes=60)
+    yield _run("mnist/dropout-sgd-last", dropout, "dropout-sgd-last", minutes=6)
+    yield _run("mnist/dropout-sgd-all", dropout, "dropout-sgd-all", minutes=6)
+    yield _run("mnist/plain", plain, minutes=10)
 
 
-def _autoencoder(experiment: str, minutes: float, tuning: float) -> Iterator[Run | Tuning]:
-    yield _run(f"{experiment}/shf", experiment, minutes=minutes)
-    yield _run(f"{experiment}/hf", experiment, "hf", minutes=minutes)
+AUTOENCODER_MINUTES, TUNING_MINUTES = 5.0, 1.5
+
+
+def _autoencoder(experiment: str) -> Iterator[Run | Tuning]:
+    """Table 1's methods for equal time, and a row for every twelfth of it, because an epoch of HF may be longer than all."""
+
+    def run(method: str, *options: str, name: str | None = None) -> Run:
+        name = f"{experiment}/{name or method}"
+        return _run(name, experiment, method, *options, minutes=AUTOENCODER_MINUTES, evaluate_seconds=25.0)
+
+    yield run("shf")
+    yield run("hf")
     for method in ("nag", "momentum-0.99", "momentum-0.9", "sgd", "sgd-vi"):
-        yield Tuning(experiment, method, tuning)
-        yield _run(f"{experiment}/{method}", experiment, method, minutes=minutes)
+        yield Tuning(experiment, method, TUNING_MINUTES)
+        yield run(method)
+    if experiment == "curves-autoencoder":
+        small = ("gradient_batch=1000", "curvature_batch=100", "cg_iterations=5")
+        yield run("shf", *small, name="shf-small-batches")
 
 
-def _momentum_and_small_batches() -> Iterator[Run]:
-    experiment = "curves-autoencoder"
-    yield _run("curves-autoencoder/shf-long", experiment)
-    yield _run("curves-autoencoder/shf-momentum-stays", experiment, "shf", "momentum_off_on_divergence=false")
-    small = ("gradient_batch=1000", "curvature_batch=100", "cg_iterations=5")
-    yield _run("curves-autoencoder/shf-small-batches", experiment, "shf", *small, minutes=30)
+def _momentum() -> Iterator[Run]:
+    """Whole runs, hours each: what it is worth to set γ to 0 when training diverges."""
+    yield _run("curves-autoencoder/shf-long", "curves-autoencoder")
+    stays = "momentum_off_on_divergence=false"
+    yield _run("curves-autoencoder/shf-momentum-stays", "curves-autoencoder", "shf", stays)
 
 
-USPS_ABLATION_EPOCHS = 100
+@dataclass(frozen=True)
+class _Ablated:
+    """What the ablations start from: an experiment at its own settings but for `start`, and its length."""
+
+    name: str
+    experiment: str
+    epochs: int
+    curvature: tuple[int, ...]
+    start: tuple[str, ...] = ()
+    split: int | None = None
+
+    def changed(self, name: str, *options: str, method: str = "shf", pretraining: Pretraining | None = None) -> Run:
+        ours = method == "shf"
+        start = tuple(option for option in self.start if ours or option.startswith("initialisation"))
+        return _run(
+            f"ablations/{self.name}-{name}",
+            self.experiment,
+            method,
+            *start,
+            *options,
+            epochs=self.epochs,
+            split=self.split,
+            pretraining=pretraining,
+        )
+
+    def entries(self) -> Iterator[Run | Tuning]:
+        """One thing changed in each."""
+        yield self.changed("reference")
+        for zeta in sorted({1, 3, 5, 10, 25} - {find(self.experiment).settings["cg_iterations"]}):
+            yield self.changed(f"cg-{zeta}", f"cg_iterations={zeta}")
+        yield self.changed("no-preconditioner", "preconditioner=null")
+        yield self.changed("jacobi", "preconditioner=jacobi")
+        for rows in self.curvature:
+            yield self.changed(f"curvature-{rows}", f"curvature_batch={rows}")
+        for gamma in ("0", "0.5", "0.99"):
+            yield self.changed(f"momentum-{gamma}", f"cg_decay={gamma}", "cg_decay_growth=1")
+        yield self.changed("hard-damping", f"damping_factor={2 / 3}")
+        yield self.changed("pretrained", pretraining=Pretraining("denoising"))
+        yield self.changed("vsgd", method="vsgd")
+        yield Tuning(self.experiment, "adagrad", TUNING_MINUTES)
+        yield self.changed("adagrad", method="adagrad")
+
+
+ABLATED = (
+    _Ablated("usps", "usps-classifier-dropout", 50, (25, 250, 1000), AS_RELEASED, split=1),
+    _Ablated("curves", "curves-demo", 60, (25, 250, 800)),
+)
 
 
 def _ablations() -> Iterator[Run | Tuning]:
-    """On USPS' first split, with dropout, a tenth of the paper's epochs; one thing changed in each."""
-    experiment, settings = "usps-classifier-dropout", {"epochs": USPS_ABLATION_EPOCHS, "split": 1}
-
-    def changed(name: str, *options: str, method: str = "shf", pretraining: Pretraining | None = None) -> Run:
-        start = AS_RELEASED if method == "shf" else AS_RELEASED[:1]
-        name = f"ablations/usps-{name}"
-        return _run(name, experiment, method, *start, *options, pretraining=pretraining, **settings)
-
-    yield changed("reference")
-    for zeta in (1, 5, 10, 25):
-        yield changed(f"cg-{zeta}", f"cg_iterations={zeta}")
-    yield changed("no-preconditioner", "preconditioner=null")
-    yield changed("jacobi", "preconditioner=jacobi")
-    for rows in (25, 250, 1000):
-        yield changed(f"curvature-{rows}", f"curvature_batch={rows}")
-    for gamma in ("0", "0.5", "0.99"):
-        yield changed(f"momentum-{gamma}", f"cg_decay={gamma}", "cg_decay_growth=1")
-    yield changed("hard-damping", f"damping_factor={2 / 3}")
-    yield changed("pretrained", pretraining=Pretraining("denoising"))
-    yield changed("vsgd", method="vsgd")
-    yield Tuning(experiment, "adagrad", 2)
-    yield changed("adagrad", method="adagrad")
+    for ablated in ABLATED:
+        yield from ablated.entries()
+    off = "momentum_off_on_divergence=true"
+    yield ABLATED[1].changed("momentum-0.99-off", "cg_decay=0.99", "cg_decay_growth=1", off)
 
 
 ENTRIES: tuple[Run | Tuning, ...] = (
@@ -146,7 +189,7 @@ ENTRIES: tuple[Run | Tuning, ...] = (
     *_reuters(),
     *_ablations(),
     *_mnist(),
-    *_momentum_and_small_batches(),
-    *_autoencoder("curves-autoencoder", minutes=25, tuning=5),
-    *_autoencoder("mnist-autoencoder", minutes=20, tuning=5),
+    *_autoencoder("curves-autoencoder"),
+    *_autoencoder("mnist-autoencoder"),
+    *_momentum(),
 )

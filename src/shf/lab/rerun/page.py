@@ -17,7 +17,8 @@ from shf.lab.pages import filled
 from shf.lab.plots import Chart, Series, draw
 from shf.lab.records import RunRecord, write_atomically
 from shf.lab.report import find_runs, read_verified
-from shf.lab.rerun.claims import CLAIMS, Records, final, is_over
+from shf.lab.rerun.claims import CLAIMS, Records, final
+from shf.lab.rerun.entries import ABLATED
 from shf.lab.words import duration
 
 PAGE = "results.md"
@@ -75,10 +76,8 @@ def runs_table(records: Records) -> str:
         epochs, seconds = record.column("epoch")[-1], record.column("elapsed_seconds")[-1]
         metric = str(record.config["experiment"]["metric"])
         reached = f"{final(record):.4g} ({metric_words(metric)})"
-        status = record.status if is_over(record) else "not finished"
-        rows.append(
-            (f"`{name}`", status, f"{epochs:.0f}", duration(seconds), reached, f"`{record.run.get('command', '')}`")
-        )
+        command = f"`{record.run.get('command', '')}`"
+        rows.append((f"`{name}`", record.status, f"{epochs:.0f}", duration(seconds), reached, command))
     return _table(("record", "status", "epochs", "training time", "reached", "command"), rows)
 
 
@@ -93,40 +92,56 @@ def table_one(records: Records) -> str:
                 continue
             paper = record.config["experiment"]["paper"].get(method, math.nan)
             half, whole = final(record, "train_half_squared_error"), final(record, "train_squared_error")
-            seconds = duration(record.column("elapsed_seconds")[-1])
-            rows.append((experiment, method, f"{paper:g}", f"{half:.3g}", f"{whole:.3g}", f"{seconds} of training"))
+            rows.append((experiment, method, f"{paper:g}", f"{half:.3g}", f"{whole:.3g}", _what_differs(record)))
     return _table(("experiment", "method", "paper", "here, ½‖x-x̂‖²", "here, ‖x-x̂‖²", "what differs"), rows)
 
 
+def _what_differs(record: RunRecord) -> str:
+    """From the paper's own run: the budget, and what the error is measured on."""
+    experiment = record.config["experiment"]
+    words = [
+        f"{duration(record.column('elapsed_seconds')[-1])} of one processor",
+        f"{record.column('epoch')[-1]:.3g} epochs",
+        f"{record.column('iteration')[-1]:.0f} updates",
+    ]
+    if experiment["data"] == "curves":
+        words.append("generated data")
+    if experiment.get("evaluation_cases"):
+        words.append(f"error of {experiment['evaluation_cases']} training cases")
+    return ", ".join(words)
+
+
 def ablations_table(records: Records) -> str:
-    """Short runs on USPS, one thing changed in each, beside the reference."""
-    rows = []
+    """Short runs, one thing changed in each, beside the reference: a table for each experiment."""
+    tables = [_ablated(records, f"ablations/{ablated.name}-") for ablated in ABLATED]
+    return "\n\n".join(table for table in tables if table) or "No ablation was run yet."
+
+
+def _ablated(records: Records, prefix: str) -> str:
+    rows, metric = [], ""
     for name, record in records.items():
-        if not name.startswith("ablations/"):
+        if not name.startswith(prefix):
             continue
+        metric = str(record.config["experiment"]["metric"])
         options = ", ".join(record.config["options"]) or "the experiment's own settings"
         if record.config.get("pretraining"):
             options += ", denoising pretraining"
-        test, train = record.column("test_error_percent"), record.column("train_loss")
-        cells = (
-            name.removeprefix("ablations/"),
-            str(record.config["method"]),
-            options,
-            f"{record.column('epoch')[-1]:.0f}",
+        error, loss = record.column(metric), record.column("train_loss")
+        rows.append(
+            (
+                name.removeprefix(prefix),
+                str(record.config["method"]),
+                options,
+                f"{error[-1]:.3g}",
+                f"{np.nanmin(error):.3g}",
+                f"{loss[-1]:.3g}",
+                f"{record.column('passes')[-1]:.0f}",
+                duration(record.column("elapsed_seconds")[-1]),
+            )
         )
-        best, passes = np.nanmin(test), record.column("passes")[-1]
-        rows.append((*cells, f"{test[-1]:.2f}", f"{best:.2f}", f"{train[-1]:.3g}", f"{passes:.0f}"))
-    heads = (
-        "run",
-        "method",
-        "settings",
-        "epochs",
-        "test error, %",
-        "its best, %",
-        "training loss",
-        "gradient-equivalents",
-    )
-    return _table(heads, rows) if rows else "No ablation was run yet."
+    experiment = prefix.removeprefix("ablations/").removesuffix("-")
+    heads = (experiment, "method", "settings", metric_words(metric), "its best", "training loss")
+    return _table((*heads, "gradient-equivalents", "training time"), rows) if rows else ""
 
 
 def figures_of(part: str) -> Callable[[Records], str]:
@@ -177,7 +192,7 @@ class FigureOf:
             if self.dashed is not None:
                 series.append(Series("", x, record.column(self.dashed), colour, dashed=True))
             series.append(Series(label, x, record.column(self.column), colour))
-        labels = {"epoch": "epochs", "elapsed_seconds": "seconds of training, one thread"}
+        labels = {"epoch": "epochs", "elapsed_seconds": "seconds of one processor"}
         return Chart(self.name, self.title, labels[self.against], tuple(series), self.log_y) if series else None
 
 

@@ -94,7 +94,7 @@ def _tune(entry: Tuning, root: Path, data_dir: Path | None) -> None:
     found = tune_experiment(
         find(entry.experiment),
         find_method(entry.method),
-        budget=Budget(seconds=60 * entry.minutes, clock=entry.clock),
+        budget=Budget(seconds=60 * entry.minutes, clock="processor"),
         data_dir=data_dir,
     )
     write_choice(found, root / CHOICES)
