@@ -70,15 +70,17 @@ def claims_table(records: Records) -> str:
 
 
 def runs_table(records: Records) -> str:
-    """Every record, with its real budget and the command that makes it again."""
-    rows = []
+    """Every record, with its real budget and the command that makes it again; and what all of them took."""
+    rows, total = [], 0.0
     for name, record in records.items():
         epochs, seconds = record.column("epoch")[-1], record.column("elapsed_seconds")[-1]
+        total += seconds
         metric = str(record.config["experiment"]["metric"])
         reached = f"{final(record):.4g} ({metric_words(metric)})"
         command = f"`{record.run.get('command', '')}`"
         rows.append((f"`{name}`", record.status, f"{epochs:.0f}", duration(seconds), reached, command))
-    return _table(("record", "status", "epochs", "training time", "reached", "command"), rows)
+    heads = ("record", "status", "epochs", "training time", "reached", "command")
+    return f"{len(rows)} runs, {duration(total)} of training on one thread.\n\n{_table(heads, rows)}"
 
 
 def table_one(records: Records) -> str:
