@@ -5,13 +5,13 @@ The page's own sentences stand outside of the marked parts, which are replaced a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from shf.lab.experiments import find
 from shf.lab.figures import metric_words
 from shf.lab.pages import filled
 from shf.lab.plots import Chart, Series, draw
@@ -23,7 +23,16 @@ from shf.lab.words import duration
 
 PAGE = "results.md"
 FIGURES = Path("figures") / "results"
-TABLE_ONE = ("nag", "momentum-0.99", "momentum-0.9", "sgd", "sgd-vi", "hf", "shf")
+TABLE_ONE = {
+    "nag": "NAG",
+    "momentum-0.99": "M(0.99)",
+    "momentum-0.9": "M(0.9)",
+    "sgd": "SGD",
+    "sgd-vi": "SGD-VI",
+    "hf": "HF",
+    "shf": "SHF",
+}
+"""Table 1's methods in its order: our names, and the paper's."""
 
 
 def read_records(root: Path) -> dict[str, RunRecord]:
@@ -87,14 +96,13 @@ def table_one(records: Records) -> str:
     """The paper's Table 1 with ours beside it, in both units."""
     rows = []
     for experiment in ("curves-autoencoder", "mnist-autoencoder"):
-        for method in TABLE_ONE:
+        for method, label in TABLE_ONE.items():
             record = records.get(f"{experiment}/{method}")
-            if record is None:
-                rows.append((experiment, method, "", "", "", "not run"))
-                continue
-            paper = record.config["experiment"]["paper"].get(method, math.nan)
-            half, whole = final(record, "train_half_squared_error"), final(record, "train_squared_error")
-            rows.append((experiment, method, f"{paper:g}", f"{half:.3g}", f"{whole:.3g}", _what_differs(record)))
+            ours = ("", "", "not run")
+            if record is not None:
+                half, whole = final(record, "train_half_squared_error"), final(record, "train_squared_error")
+                ours = (f"{half:.3g}", f"{whole:.3g}", _what_differs(record))
+            rows.append((experiment, label, f"{find(experiment).paper[method]:g}", *ours))
     return _table(("experiment", "method", "paper", "here, ½‖x-x̂‖²", "here, ‖x-x̂‖²", "what differs"), rows)
 
 
@@ -222,7 +230,7 @@ _MNIST_LAMBDA = {"mnist/dropout-as-released": "with dropout", "mnist/plain": "wi
 
 
 def _of(experiment: str) -> dict[str, str]:
-    return {f"{experiment}/{method}": method for method in reversed(TABLE_ONE)}
+    return {f"{experiment}/{method}": label for method, label in reversed(TABLE_ONE.items())}
 
 
 FIGURE_LIST: tuple[FigureOf, ...] = (
