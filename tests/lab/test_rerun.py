@@ -179,12 +179,18 @@ def test_sooner_means_in_fewer_epochs(ours, verdict):
 # --- page ------------------------------------------------------------------------------------------------------------
 
 
+def copy_of_pages(directory: Path) -> Path:
+    docs = directory / "docs"
+    docs.mkdir()
+    shutil.copy(DOCS / PAGE, docs / PAGE)
+    shutil.copy(REPOSITORY / "README.md", directory / "README.md")
+    return docs
+
+
 @pytest.fixture
 def small_results(tmp_path) -> tuple[Path, Path]:
     """One record, under the name of an entry, and a copy of the page."""
-    docs = tmp_path / "docs"
-    docs.mkdir()
-    shutil.copy(DOCS / PAGE, docs / PAGE)
+    docs = copy_of_pages(tmp_path)
     runner.start(tiny_config(), tmp_path / "paper" / "curves-autoencoder" / "shf")
     return tmp_path / "paper", docs
 
@@ -192,9 +198,10 @@ def small_results(tmp_path) -> tuple[Path, Path]:
 def test_the_page_is_made_from_the_records_and_again_the_same(small_results):
     root, docs = small_results
     written = write_page(root, docs)
-    assert [path.name for path in written] == [PAGE, "curves.svg"]
+    assert [path.name for path in written] == [PAGE, "README.md", "curves.svg"]
     first = [path.read_bytes() for path in written]
     assert b"`curves-autoencoder/shf`" in first[0]
+    assert "| USPS, dropout: mean test error of five splits after 1000 epochs |" in first[1].decode()
     assert first == [path.read_bytes() for path in write_page(root, docs)]
 
 
@@ -210,8 +217,6 @@ def test_a_record_changed_by_hand_is_refused(small_results):
 
 @pytest.mark.skipif(not RECORDS.exists(), reason="no records of the paper's experiments")
 def test_the_committed_page_is_what_the_records_say(tmp_path):
-    docs = tmp_path / "docs"
-    docs.mkdir()
-    shutil.copy(DOCS / PAGE, docs / PAGE)
+    docs = copy_of_pages(tmp_path)
     for path in write_page(RECORDS, docs):
-        assert path.read_bytes() == (DOCS / path.relative_to(docs)).read_bytes(), path.name
+        assert path.read_bytes() == (REPOSITORY / path.relative_to(tmp_path)).read_bytes(), path.name

@@ -48,6 +48,7 @@ class Claim:
         needs: what counts as reproduced.
         runs: the records that decide it, in the order in which `judge` takes them.
         judge: decides.
+        headline: whether the README has it too.
     """
 
     words: str
@@ -55,6 +56,7 @@ class Claim:
     needs: str
     runs: tuple[str, ...]
     judge: Judge
+    headline: bool = False
 
     def find(self, records: Records) -> Finding:
         there = [records[name] for name in self.runs if name in records]
@@ -132,7 +134,7 @@ def _sooner(column: str, by: float = 1.0) -> Judge:
         needed = epochs_to(other, column, best)
         found = [epochs_to(record, column, best) for record in ours]
         words = f"{' and '.join(f'{epochs:.0f}' for epochs in found)} epochs, against {needed:.0f}"
-        return f"{words}, to {column.replace('_', ' ')} {best:.3g}", all(by * epochs < needed for epochs in found)
+        return f"{words}, to {best:.3g} ({metric_words(column)})", all(by * epochs < needed for epochs in found)
 
     return judge
 
@@ -158,6 +160,7 @@ CLAIMS: tuple[Claim, ...] = (
         "a mean of at most 1.1 %, the worst of the paper's splits",
         _SPLITS,
         _mean_at_most(1.1),
+        headline=True,
     ),
     Claim(
         "USPS: without dropout SHF overfits",
@@ -172,6 +175,7 @@ CLAIMS: tuple[Claim, ...] = (
         "the smallest λ lies inside the run, the last is at least a tenth above it",
         (_SPLITS[0],),
         _falls_then_rises,
+        headline=True,
     ),
     Claim(
         "Reuters: SHF with and without dropout trains faster than dropout SGD",
@@ -179,6 +183,7 @@ CLAIMS: tuple[Claim, ...] = (
         "both reach dropout SGD's lowest training error in fewer epochs",
         ("reuters/plain", "reuters/dropout", "reuters/dropout-sgd-last"),
         _sooner("train_error_percent"),
+        headline=True,
     ),
     Claim(
         "Reuters: a much smaller initial λ is faster still",
@@ -193,6 +198,7 @@ CLAIMS: tuple[Claim, ...] = (
         "at most 120",
         ("mnist/dropout-as-released",),
         _at_most(120, "errors"),
+        headline=True,
     ),
     Claim(
         "MNIST without dropout: test errors at epoch 500",

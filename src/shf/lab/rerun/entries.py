@@ -96,9 +96,9 @@ def _reuters() -> Iterator[Run]:
 def _mnist() -> Iterator[Run]:
     plain, dropout = "mnist-classifier", "mnist-classifier-dropout"
     yield _run("mnist/dropout-as-released", dropout, "shf", *AS_RELEASED)
-    yield _run("mnist/dropout-sgd-last", dropout, "dropout-sgd-last", minutes=6)
-    yield _run("mnist/dropout-sgd-all", dropout, "dropout-sgd-all", minutes=6)
-    yield _run("mnist/plain", plain, minutes=10)
+    yield _run("mnist/dropout-sgd-last", dropout, "dropout-sgd-last", minutes=4)
+    yield _run("mnist/dropout-sgd-all", dropout, "dropout-sgd-all", minutes=4)
+    yield _run("mnist/plain", plain, minutes=6)
 
 
 AUTOENCODER_MINUTES, TUNING_MINUTES = 5.0, 1.5

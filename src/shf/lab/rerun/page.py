@@ -17,7 +17,7 @@ from shf.lab.pages import filled
 from shf.lab.plots import Chart, Series, draw
 from shf.lab.records import RunRecord, write_atomically
 from shf.lab.report import find_runs, read_verified
-from shf.lab.rerun.claims import CLAIMS, Records, final
+from shf.lab.rerun.claims import CLAIMS, Claim, Records, final
 from shf.lab.rerun.entries import ABLATED
 from shf.lab.words import duration
 
@@ -46,14 +46,15 @@ def read_records(root: Path) -> dict[str, RunRecord]:
 
 
 def write_page(root: Path, docs: Path) -> list[Path]:
-    """Replaces the marked parts of the page and draws its figures; returns what was written."""
+    """Replaces the marked parts of the page and of the README beside its directory, and draws the figures; returns what
+    was written."""
     records = read_records(root)
-    page = docs / PAGE
-    text = page.read_text(encoding="utf-8")
-    text = filled(text, {name: make(records) for name, make in PARTS.items()})
+    written = [docs / PAGE, docs.parent / "README.md"]
+    parts = ({name: make(records) for name, make in PARTS.items()}, {"claims": headlines_table(records)})
+    texts = [filled(path.read_text(encoding="utf-8"), part) for path, part in zip(written, parts, strict=True)]
+    for path, text in zip(written, texts, strict=True):
+        write_atomically(path, text.encode())
     (docs / FIGURES).mkdir(parents=True, exist_ok=True)
-    written = [page]
-    write_atomically(page, text.encode())
     for figure in FIGURE_LIST:
         if (chart := figure.chart(records)) is not None:
             path = docs / FIGURES / f"{figure.name}.svg"
@@ -71,11 +72,18 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def claims_table(records: Records) -> str:
-    rows = []
-    for claim in CLAIMS:
-        found = claim.find(records)
-        rows.append((claim.words, claim.paper, found.ours, f"**{found.verdict.value}**", claim.needs))
+    rows = [(*_claim_cells(claim, records), claim.needs) for claim in CLAIMS]
     return _table(("claim", "paper", "here", "verdict", "counts as reproduced"), rows)
+
+
+def headlines_table(records: Records) -> str:
+    rows = [_claim_cells(claim, records) for claim in CLAIMS if claim.headline]
+    return _table(("the paper's claim", "paper", "here", "verdict"), rows)
+
+
+def _claim_cells(claim: Claim, records: Records) -> tuple[str, str, str, str]:
+    found = claim.find(records)
+    return claim.words, claim.paper, found.ours, f"**{found.verdict.value}**"
 
 
 def runs_table(records: Records) -> str:
