@@ -129,8 +129,8 @@ def _momentum() -> Iterator[Run]:
 
 
 @dataclass(frozen=True)
-class _Ablated:
-    """What the ablations start from: an experiment at its own settings but for `start`, and its length."""
+class Ablated:
+    """What ablations start from: an experiment at its own settings but for `start`, and its length."""
 
     name: str
     experiment: str
@@ -164,6 +164,8 @@ class _Ablated:
             yield self.changed(f"curvature-{rows}", f"curvature_batch={rows}")
         for gamma in ("0", "0.5", "0.99"):
             yield self.changed(f"momentum-{gamma}", f"cg_decay={gamma}", "cg_decay_growth=1")
+        off = "momentum_off_on_divergence=true"
+        yield self.changed("momentum-0.99-off", "cg_decay=0.99", "cg_decay_growth=1", off)
         yield self.changed("hard-damping", f"damping_factor={2 / 3}")
         yield self.changed("pretrained", pretraining=Pretraining("denoising"))
         yield self.changed("vsgd", method="vsgd")
@@ -172,22 +174,14 @@ class _Ablated:
 
 
 ABLATED = (
-    _Ablated("usps", "usps-classifier-dropout", 50, (25, 250, 1000), AS_RELEASED, split=1),
-    _Ablated("curves", "curves-demo", 60, (25, 250, 800)),
+    Ablated("usps", "usps-classifier-dropout", 50, (25, 250, 1000), AS_RELEASED, split=1),
+    Ablated("curves", "curves-demo", 60, (25, 250, 800)),
 )
-
-
-def _ablations() -> Iterator[Run | Tuning]:
-    for ablated in ABLATED:
-        yield from ablated.entries()
-    off = "momentum_off_on_divergence=true"
-    yield ABLATED[1].changed("momentum-0.99-off", "cg_decay=0.99", "cg_decay_growth=1", off)
-
 
 ENTRIES: tuple[Run | Tuning, ...] = (
     *_usps(),
     *_reuters(),
-    *_ablations(),
+    *(entry for ablated in ABLATED for entry in ablated.entries()),
     *_mnist(),
     *_autoencoder("curves-autoencoder"),
     *_autoencoder("mnist-autoencoder"),

@@ -18,7 +18,7 @@ from shf.lab.plots import Chart, Series, draw
 from shf.lab.records import RunRecord, write_atomically
 from shf.lab.report import find_runs, read_verified
 from shf.lab.rerun.claims import CLAIMS, Claim, Records, final
-from shf.lab.rerun.entries import ABLATED
+from shf.lab.rerun.entries import ABLATED, Ablated, Tuning
 from shf.lab.words import duration
 
 PAGE = "results.md"
@@ -131,25 +131,21 @@ def _what_differs(record: RunRecord) -> str:
 
 def ablations_table(records: Records) -> str:
     """Short runs, one thing changed in each, beside the reference: a table for each experiment."""
-    tables = [_ablated(records, f"ablations/{ablated.name}-") for ablated in ABLATED]
+    tables = [_ablated(records, ablated) for ablated in ABLATED]
     return "\n\n".join(table for table in tables if table) or "No ablation was run yet."
 
 
-def _ablated(records: Records, prefix: str) -> str:
-    rows, metric = [], ""
-    for name, record in records.items():
-        if not name.startswith(prefix):
+def _ablated(records: Records, ablated: Ablated) -> str:
+    rows = []
+    metric = find(ablated.experiment).metric
+    for entry in ablated.entries():
+        if isinstance(entry, Tuning) or (record := records.get(entry.name)) is None:
             continue
-        metric = str(record.config["experiment"]["metric"])
-        options = ", ".join(record.config["options"]) or "the experiment's own settings"
-        if record.config.get("pretraining"):
-            options += ", denoising pretraining"
         error, loss = record.column(metric), record.column("train_loss")
         rows.append(
             (
-                name.removeprefix(prefix),
-                str(record.config["method"]),
-                options,
+                entry.name.removeprefix(f"ablations/{ablated.name}-"),
+                ", ".join(option for option in record.config["options"] if option not in ablated.start),
                 f"{error[-1]:.3g}",
                 f"{np.nanmin(error):.3g}",
                 f"{loss[-1]:.3g}",
@@ -157,8 +153,7 @@ def _ablated(records: Records, prefix: str) -> str:
                 duration(record.column("elapsed_seconds")[-1]),
             )
         )
-    experiment = prefix.removeprefix("ablations/").removesuffix("-")
-    heads = (experiment, "method", "settings", metric_words(metric), "its best", "training loss")
+    heads = (ablated.name.upper(), "changed settings", metric_words(metric), "its lowest", "training loss")
     return _table((*heads, "gradient-equivalents", "training time"), rows) if rows else ""
 
 
