@@ -98,31 +98,31 @@ def _mnist() -> Iterator[Run]:
     yield _run("mnist/dropout-as-released", dropout, "shf", *AS_RELEASED)
     yield _run("mnist/dropout-sgd-last", dropout, "dropout-sgd-last", minutes=4)
     yield _run("mnist/dropout-sgd-all", dropout, "dropout-sgd-all", minutes=4)
-    yield _run("mnist/plain", plain, minutes=6)
+    yield _run("mnist/plain", plain, minutes=60)
 
 
 AUTOENCODER_MINUTES, TUNING_MINUTES = 5.0, 1.5
 
 
+def _short(name: str, experiment: str, method: str, *options: str) -> Run:
+    """A row for every twelfth of the time too, because an epoch of HF may be longer than all of it."""
+    minutes = AUTOENCODER_MINUTES
+    return _run(name, experiment, method, *options, minutes=minutes, evaluate_seconds=60 * minutes / 12)
+
+
 def _autoencoder(experiment: str) -> Iterator[Run | Tuning]:
-    """Table 1's methods for equal time, and a row for every twelfth of it, because an epoch of HF may be longer than all."""
-
-    def run(method: str, *options: str, name: str | None = None) -> Run:
-        name = f"{experiment}/{name or method}"
-        return _run(name, experiment, method, *options, minutes=AUTOENCODER_MINUTES, evaluate_seconds=25.0)
-
-    yield run("shf")
-    yield run("hf")
+    """Table 1's methods for equal time."""
+    for method in ("shf", "hf"):
+        yield _short(f"{experiment}/{method}", experiment, method)
     for method in ("nag", "momentum-0.99", "momentum-0.9", "sgd", "sgd-vi"):
         yield Tuning(experiment, method, TUNING_MINUTES)
-        yield run(method)
-    if experiment == "curves-autoencoder":
-        small = ("gradient_batch=1000", "curvature_batch=100", "cg_iterations=5")
-        yield run("shf", *small, name="shf-small-batches")
+        yield _short(f"{experiment}/{method}", experiment, method)
 
 
-def _momentum() -> Iterator[Run]:
-    """Whole runs, hours each: what it is worth to set γ to 0 when training diverges."""
+def _curves() -> Iterator[Run]:
+    """Small batches; and, hours each, what it is worth to set γ to 0 when training diverges."""
+    small = ("gradient_batch=1000", "curvature_batch=100", "cg_iterations=5")
+    yield _short("curves-autoencoder/shf-small-batches", "curves-autoencoder", "shf", *small)
     yield _run("curves-autoencoder/shf-long", "curves-autoencoder")
     stays = "momentum_off_on_divergence=false"
     yield _run("curves-autoencoder/shf-momentum-stays", "curves-autoencoder", "shf", stays)
@@ -185,5 +185,5 @@ ENTRIES: tuple[Run | Tuning, ...] = (
     *_mnist(),
     *_autoencoder("curves-autoencoder"),
     *_autoencoder("mnist-autoencoder"),
-    *_momentum(),
+    *_curves(),
 )

@@ -17,7 +17,7 @@ from shf.lab.pages import filled
 from shf.lab.plots import Chart, Series, draw
 from shf.lab.records import RunRecord, write_atomically
 from shf.lab.report import find_runs, read_verified
-from shf.lab.rerun.claims import CLAIMS, Claim, Records, final
+from shf.lab.rerun.claims import CLAIMS, Claim, Records, final, reached
 from shf.lab.rerun.entries import ABLATED, Ablated, Tuning
 from shf.lab.words import duration
 
@@ -92,10 +92,8 @@ def runs_table(records: Records) -> str:
     for name, record in records.items():
         epochs, seconds = record.column("epoch")[-1], record.column("elapsed_seconds")[-1]
         total += seconds
-        metric = str(record.config["experiment"]["metric"])
-        reached = f"{final(record):.4g} ({metric_words(metric)})"
         command = f"`{record.run.get('command', '')}`"
-        rows.append((f"`{name}`", record.status, f"{epochs:.0f}", duration(seconds), reached, command))
+        rows.append((f"`{name}`", record.status, f"{epochs:.4g}", duration(seconds), reached(record), command))
     heads = ("record", "status", "epochs", "training time", "reached", "command")
     return f"{len(rows)} runs, {duration(total)} of training on one thread.\n\n{_table(heads, rows)}"
 
