@@ -1,5 +1,6 @@
 """The queue of runs at the paper's settings, the claims, and the page made from the records."""
 
+import fnmatch
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from shf.lab.rerun import queue
 from shf.lab.rerun.claims import CLAIMS, Claim, Verdict
 from shf.lab.rerun.entries import ENTRIES, Run, Tuning
 from shf.lab.rerun.page import FIGURE_LIST, PAGE, write_page
+from shf.lab.rerun.quotes import MARKED, quoted
 
 RECORDS, DOCS = REPOSITORY / "results" / "paper", REPOSITORY / "docs"
 
@@ -174,6 +176,57 @@ def test_sooner_means_in_fewer_epochs(ours, verdict):
     columns = dict(zip(reuters.runs, (ours, [5.0, 1.5, 1.0], [5.0, 3.0, 2.0]), strict=True))
     records = {name: record(name, train_error_percent=column) for name, column in columns.items()}
     assert reuters.find(records).verdict == verdict
+
+
+# --- numbers in sentences --------------------------------------------------------------------------------------------
+
+TWO_SPLITS = {
+    "usps/a": record("a", test_error_percent=[9.0, 1.5, 2.0, 1.75]),
+    "usps/b": record("b", test_error_percent=[8.0, 5.0, 4.0, 2.25]),
+}
+
+
+@pytest.mark.parametrize(
+    ("mark", "number"),
+    [
+        ("last usps/a test_error_percent .2f", "1.75"),
+        ("lowest usps/a test_error_percent .2f", "1.50"),
+        ("lowest[2:3] usps/a test_error_percent .2f", "1.75"),
+        ("highest[1:2] usps/a test_error_percent .3g", "2"),
+        ("median[1:3] usps/a test_error_percent .2f", "1.75"),
+        ("epoch-of-lowest usps/a test_error_percent .0f", "1"),
+        ("epoch-of-highest[1:3] usps/b test_error_percent .0f", "1"),
+        ("lowest usps/? test_error_percent .2f", "1.50, 2.25"),
+        ("mean usps/? test_error_percent .1f", "2.0"),
+        ("spread usps/* test_error_percent .1f", "0.5"),
+        ("last mnist/a test_error_percent .1f", "(not run)"),
+    ],
+)
+def test_a_quoted_number_is_read_from_the_records(mark, number):
+    sentence = f"ends at <!--{mark}-->old<!--/--> %, and nothing else changes <!-- end -->"
+    assert quoted(sentence, TWO_SPLITS) == sentence.replace("old", number)
+
+
+@pytest.mark.parametrize(
+    ("mark", "message"),
+    [
+        ("first usps/a test_error_percent .2f", "HOW one of last, lowest"),
+        ("last usps/a test_error_percent", "expected 'HOW RECORD COLUMN DIGITS'"),
+        ("last usps/a no_such_column .2f", "has no number in that column"),
+        ("last[7:9] usps/a test_error_percent .2f", "and those epochs"),
+    ],
+)
+def test_a_mark_that_cannot_be_read_is_refused(mark, message):
+    with pytest.raises(ValueError, match=message):
+        quoted(f"<!--{mark}-->1<!--/-->", TWO_SPLITS)
+
+
+def test_every_quoted_number_of_the_page_names_an_entry():
+    marks = [found["mark"] for found in MARKED.finditer((DOCS / PAGE).read_text(encoding="utf-8"))]
+    names = [entry.name for entry in ENTRIES]
+    assert marks
+    for mark in marks:
+        assert fnmatch.filter(names, mark.split()[1]), mark
 
 
 # --- page ------------------------------------------------------------------------------------------------------------

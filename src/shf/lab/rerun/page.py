@@ -1,6 +1,7 @@
 """The page about the paper's claims: its tables and figures, made anew from the records. No torch here.
 
-The page's own sentences stand outside of the marked parts, which are replaced as a whole.
+The page's own sentences stand outside of the marked parts, which are replaced as a whole; of the sentences only the
+quoted numbers are.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from shf.lab.records import RunRecord, write_atomically
 from shf.lab.report import find_runs, read_verified
 from shf.lab.rerun.claims import CLAIMS, Claim, Records, final, reached
 from shf.lab.rerun.entries import ABLATED, Ablated, Tuning
+from shf.lab.rerun.quotes import quoted
 from shf.lab.words import duration
 
 PAGE = "results.md"
@@ -46,12 +48,13 @@ def read_records(root: Path) -> dict[str, RunRecord]:
 
 
 def write_page(root: Path, docs: Path) -> list[Path]:
-    """Replaces the marked parts of the page and of the README beside its directory, and draws the figures; returns what
-    was written."""
+    """Replaces the marked parts and numbers of the page and of the README beside its directory, and draws the figures;
+    returns what was written."""
     records = read_records(root)
     written = [docs / PAGE, docs.parent / "README.md"]
     parts = ({name: make(records) for name, make in PARTS.items()}, {"claims": headlines_table(records)})
-    texts = [filled(path.read_text(encoding="utf-8"), part) for path, part in zip(written, parts, strict=True)]
+    pages = [filled(path.read_text(encoding="utf-8"), part) for path, part in zip(written, parts, strict=True)]
+    texts = [quoted(page, records) for page in pages]
     for path, text in zip(written, texts, strict=True):
         write_atomically(path, text.encode())
     (docs / FIGURES).mkdir(parents=True, exist_ok=True)
