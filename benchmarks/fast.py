@@ -96,8 +96,10 @@ PAPER = Entry("paper", "the paper's", "shf", seeds=ONE)
 ABLATIONS = (
     FAST,
     Entry("diagonal", "diagonal, as in the paper", "fast", ("preconditioner=empirical-fisher",)),
-    Entry("start", "CG from γδ, as in the paper", "fast", ("delta_momentum=start",)),
-    Entry("no-momentum", "no momentum (γ = 0)", "fast", ("cg_decay=0",)),
+    Entry("start", "CG from γδ, as in the paper", "fast", ("cg_decay=0.95",)),
+    Entry("exact", "exact momentum", "fast", ("cg_decay=0.95", "delta_momentum=exact")),
+    Entry("zeta-1", "ζ = 1", "fast", ("cg_iterations=1",)),
+    Entry("factor", "λ moves by 0.9", "fast", ("damping_factor=0.9",)),
     Entry("no-floor", "no floor under λ", "fast", ("damping=0.2",)),
     Entry("heldout", "λ hears the next batch", "fast", ("damping_rule=held-out",)),
     Entry("first-10", "first λ 10, as in the paper, no floor", "fast", ("damping=10",)),

@@ -281,6 +281,18 @@ def one_layer(layer: Callable[[], nn.Module], features: int) -> Callable[[], nn.
     return lambda: nn.Sequential(layer(), nn.Tanh(), nn.Flatten(), nn.Linear(features, 3))
 
 
+class LowRank(nn.Linear):
+    """W + UV: a linear layer with parameters beside weight and bias."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.u, self.v = nn.Parameter(torch.randn(outputs, 1)), nn.Parameter(torch.randn(1, inputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + x @ (self.u @ self.v).T
+
+
+sequences = pair(real(4, 2), classes())
 LENGTHS = torch.tensor([3, 3, 4, 2, 1, 5])  # the first two say that every row has three steps, and so does the sum
 
 
@@ -357,6 +369,7 @@ CASES = [
          lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 3)), vectors, CE, layers=False),
     Case("spectral_norm", "sharing",
          lambda: nn.Sequential(parametrizations.spectral_norm(nn.Linear(4, 5)).eval(), nn.Tanh(), nn.Linear(5, 3)), vectors, CE, layers=False),
+    Case("low-rank addition to a linear layer, sequences", "sharing", one_layer(lambda: LowRank(2, 3), 12), sequences, CE, layers=False),
     Case("Conv2d, weight_norm", "sharing", one_layer(lambda: parametrizations.weight_norm(nn.Conv2d(2, 2, 3)), 8), images, CE, layers=False),
     Case("Conv2d, pooling", "convolutional", cnn(), images, CE),
     Case("Conv2d, in-place activation", "convolutional", cnn(inplace=True), images, CE, layers=False),

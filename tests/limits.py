@@ -240,6 +240,14 @@ REFUSED = [
         lambda: step(nn.Linear(4, 3), loss=root_of_the_error), ValueError, "negative curvature in the outputs",
     ),
     Refused(
+        "random draws inside the loss", "only the model's are frozen: draw in `forward`",
+        lambda: step(nn.Linear(4, 3), loss=lambda z, t: F.cross_entropy(F.dropout(z), t)), RuntimeError, "draws random numbers",
+    ),
+    Refused(
+        "a callable that adds up rows, without `reduction=\"sum\"`", "it would be taken for a mean, and its curvature be wrong",
+        lambda: step(nn.Linear(4, 3), loss=lambda z, t: F.cross_entropy(z, t, reduction="sum")), ValueError, "give reduction='sum'",
+    ),
+    Refused(
         "dropout over the steps of packed sequences, with `curvature_batch` or `microbatch`", "whose numbers are whose is unknown",
         lambda: step(DropsSteps(), packed(), curvature_batch=2), ValueError, "parts of rows that differ in size",
     ),

@@ -41,6 +41,14 @@ def test_the_parameters_come_back_also_after_an_error():
     assert identical(snapshot(optimizer), before)
 
 
+def test_a_step_on_the_average_is_refused():
+    """Fails if the step is made: leaving the block would undo it, and δ and λ would belong to a step that did not happen."""
+    optimizer, _ = trained()
+    with optimizer.averaged(), pytest.raises(RuntimeError, match="step outside"):
+        optimizer.step(*labelled())
+    assert optimizer.step(*labelled()).accepted
+
+
 def test_training_is_the_same_with_and_without():
     assert torch.equal(trained()[1][-1], trained(averaging=0.0)[1][-1])
 

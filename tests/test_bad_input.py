@@ -254,6 +254,26 @@ def test_parameters_of_unsupported_dtypes(dtype):
     assert_refused(optimizer, (x.to(dtype), v.to(dtype)), ValueError, says)
 
 
+def replace_a_layer(model):
+    model[0] = nn.Linear(FEATURES, 6, dtype=torch.float64)
+
+
+def load_by_assignment(model):
+    model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
+
+
+@pytest.mark.parametrize("change", [replace_a_layer, load_by_assignment])
+def test_parameters_that_are_no_longer_the_models(change):
+    optimizer = shf.SHF(mlp(), CE)
+    change(optimizer.model)
+    assert_refused(optimizer, (x, t), ValueError, r"\(6, 4\).*\] are no longer the model's: .* make a new optimizer")
+
+
+def test_products_by_foreign_parameters():
+    with pytest.raises(ValueError, match=r"parameters of shape \[\(2, 2\)\] do not belong to the model"):
+        shf.gauss_newton_product(mlp(), CE, x, t, params=[nn.Parameter(torch.ones(2, 2))])
+
+
 def test_models_without_trainable_parameters():
     with pytest.raises(ValueError, match="the model has no parameters"):
         shf.SHF(nn.ReLU(), CE)
@@ -269,7 +289,7 @@ def test_models_without_trainable_parameters():
     ("params", "says"),
     [
         (["0.weight"], r"params: expected parameters or dicts of them, got \['str'\]"),
-        (list(mlp().named_parameters()), r"expected parameters or dicts of them, got \['tuple'\]"),
+        ([("0.weight", mlp()[0].weight, 1)], r"expected parameters or dicts of them, got \['tuple'\]"),
     ],
 )
 def test_params_that_are_none(params, says):

@@ -159,6 +159,11 @@ def test_damping_begins_between_its_bounds(options):
         shf.SHF(mlp(), nn.CrossEntropyLoss(), **options)
 
 
+def test_the_ceiling_is_above_the_floor_also_where_damping_is_automatic():
+    with pytest.raises(ValueError, match=r"SHF\(damping_max=1\): must be a number at least 10"):
+        shf.SHF(mlp(), nn.CrossEntropyLoss(), damping="auto", damping_min=10, damping_max=1)
+
+
 @pytest.mark.parametrize("kind", [shf.SHF, shf.HF])
 @pytest.mark.parametrize("name", ["lr", "momentum", "dampening", "progress_tolerence"])
 def test_unknown_options_are_named(kind, name):

@@ -251,6 +251,17 @@ def test_the_scale_of_the_loss_does_not_matter():
     assert_close(*ends, 1e-8)
 
 
+def test_what_the_first_damping_costs_is_counted():
+    counts = {}
+    for damping in ("auto", 1.0):
+        optimizer = shf.SHF(mlp(), CE, damping=damping, noise_every=2, seed=1)
+        infos = [optimizer.step(*labelled(seed=k)) for k in range(2)]
+        counts[damping] = [(info.gradients, info.products) for info in infos]
+    (first, second), (plain, _) = counts["auto"], counts[1.0]
+    assert first == (plain[0] + 1, plain[1] + 1)
+    assert second == counts[1.0][1]
+
+
 def test_before_the_first_step_there_is_no_damping_yet():
     optimizer = shf.SHF(mlp(), CE, damping="auto")
     assert math.isnan(optimizer.damping)

@@ -287,6 +287,7 @@ def decays(optimizer):
     [
         pytest.param(lambda m: None, (0.1, 0.0, 0.1, 0.0), id="all: weights only"),
         pytest.param(lambda m: m.parameters(), (0.1, 0.0, 0.1, 0.0), id="a generator of parameters: weights only"),
+        pytest.param(lambda m: m.named_parameters(), (0.1, 0.0, 0.1, 0.0), id="with their names: weights only"),
         pytest.param(lambda m: list(m[0].parameters()), (0.1, 0.0, None, None), id="some parameters: weights only"),
         pytest.param(lambda m: [m[0].bias], (None, 0.0, None, None), id="a bias alone"),
         pytest.param(lambda m: [{"params": m.parameters()}], (0.1,) * 4, id="a group: all of its members"),
@@ -345,6 +346,14 @@ def test_parameters_may_be_frozen_and_freed_between_steps():
     model[0].requires_grad_(True)
     optimizer.step(*labelled())
     assert not any(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("preconditioner", ["empirical-fisher", "jacobi", "kronecker"])
+def test_a_parameter_may_be_empty(preconditioner):
+    model = mlp()
+    model.nothing = nn.Parameter(torch.empty(0, dtype=torch.float64))
+    model.register_forward_hook(lambda module, args, output: output + module.nothing.sum())
+    assert shf.SHF(model, CE, preconditioner=preconditioner).step(*labelled()).accepted
 
 
 def test_a_group_can_be_added():

@@ -34,6 +34,16 @@ class Stuck(nn.Module):
         return self.body(inputs) + (math.nan if far else 0.0)
 
 
+@pytest.mark.parametrize(
+    ("model", "inputs"), [(Stuck, x), (mlp, torch.full_like(x, math.nan))], ids=["rejected", "passed over"]
+)
+def test_the_warning_points_at_the_users_own_line(model, inputs):
+    optimizer = shf.SHF(model(), CE, max_rejections=1, nonfinite="skip")
+    with pytest.warns(shf.SHFWarning) as caught:
+        optimizer.step(inputs, t)
+    assert caught[0].filename == __file__
+
+
 def warned(optimizer, steps):
     """In which of the steps a warning came, and the last one's text."""
     found, text = [], ""

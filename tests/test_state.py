@@ -158,6 +158,28 @@ def test_groups_keep_their_weight_decay():
     assert [g["weight_decay"] for g in load(grouped(0.0), everything(saved)).param_groups] == [0.2, 0.1]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"averaging": 0.9, "cg_decay": 0.0},
+        {"damping_rule": "held-out"},
+        {"preconditioner": "kronecker", "factor_every": 2},
+    ],
+    ids=str,
+)
+def test_the_model_may_change_its_precision(options):
+    """What is remembered of parameters follows them. Fails if an entry is used as it was kept."""
+    torch.manual_seed(0)
+    optimizer = shf.SHF(mlp(dtype=torch.float32), nn.CrossEntropyLoss(), seed=1, **options)
+    for k in range(3):
+        optimizer.step(*labelled(dtype=torch.float32, seed=k))
+    optimizer.model.double()
+    for k in range(3):
+        assert optimizer.step(*labelled(dtype=torch.float64, seed=k)).accepted
+    assert {t.dtype for entry in optimizer.state.values() for t in entry.values()} == {torch.float64}
+
+
 def test_the_state_of_another_optimizer_is_refused():
     optimizer = make("dropout", torch.float64)
     advance(optimizer, 0, 1)

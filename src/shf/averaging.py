@@ -3,16 +3,14 @@
 Late in training the iterates move around a point more than towards it; their average is nearer to it than they are.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from shf.lastsolution import OptimizerState
 from shf.network import Network
-
-_ENTRY = "average"
+from shf.remembered import OptimizerState, recall, remember
 
 
 def update_average(network: Network, theta: Tensor, state: OptimizerState, decay: float, iteration: int) -> None:
@@ -20,16 +18,15 @@ def update_average(network: Network, theta: Tensor, state: OptimizerState, decay
     are soon forgotten. A parameter that is new begins with itself."""
     keep = min(decay, (iteration + 1) / (iteration + 10))
     for p, value in zip(network.parameters, network.shapes.split(theta), strict=True):
-        entry = state.get(p, {})
-        old = entry.get(_ENTRY)
-        others = {name: kept for name, kept in entry.items() if name != _ENTRY}
-        state[p] = {**others, _ENTRY: value.clone() if old is None else torch.lerp(value, old, keep)}
+        old = recall(state, p, "average")
+        remember(state, p, average=value.clone() if old is None else torch.lerp(value, old, keep))
 
 
 @contextmanager
-def swapped(parameters: Iterator[Tensor], state: Mapping[Tensor, Mapping[str, Tensor]]) -> Iterator[None]:
+def swapped(parameters: Iterator[Tensor], state: OptimizerState) -> Iterator[None]:
     """Inside, the parameters that have an average are it; outside, whatever happened inside, they are themselves."""
-    held = [(p, p.detach().clone(), state[p][_ENTRY]) for p in parameters if _ENTRY in state.get(p, {})]
+    averages = [(p, recall(state, p, "average")) for p in parameters]
+    held = [(p, p.detach().clone(), average) for p, average in averages if average is not None]
     try:
         with torch.no_grad():
             for p, _, average in held:

@@ -129,6 +129,7 @@ class Config:
         check.number("damping_max", above=0.0)
         if self.damping != "auto":
             check.within("damping", "damping_min", "damping_max")
+        check.number("damping_max", least=self.damping_min)
         check.choice("nonfinite", ["raise", "skip"])
         check.integer("max_rejections", least=1, optional=True)
         check.number("averaging", least=0.0, below=1.0)
@@ -269,7 +270,8 @@ class _Checker:
 
 
 class presets:  # noqa: N801 - used as a namespace: shf.presets.classifier
-    """The settings of the paper's experiments, to be unpacked: `shf.SHF(model, loss, **shf.presets.classifier)`."""
+    """Settings to be unpacked: `shf.SHF(model, loss, **shf.presets.classifier)`. `fast` is beyond the paper, the others are
+    its experiments'."""
 
     classifier: Mapping[str, Any] = MappingProxyType(
         {"damping": 1.0, "cg_iterations": 3, "curvature_batch": 100, "weight_decay": 5e-4}
@@ -291,9 +293,9 @@ class presets:  # noqa: N801 - used as a namespace: shf.presets.classifier
     fast: Mapping[str, Any] = MappingProxyType(
         {
             "damping": "auto",
-            "damping_factor": 0.9,
+            "damping_factor": 0.7,
             "cg_iterations": 2,
-            "delta_momentum": "exact",
+            "cg_decay": 0.0,
             "backtracking": None,
             "preconditioner": "kronecker",
             "averaging": 0.9,

@@ -37,7 +37,10 @@ class Decay:
     def penalty(self, values: Sequence[Tensor]) -> float:
         """½ θ'Wθ for θ in pieces."""
         weighted = [(w, v.reshape(-1)) for w, v in zip(self.weights, values, strict=True) if w]
-        return 0.5 * sum(w * torch.dot(v, v).item() for w, v in weighted)
+        if not weighted:
+            return 0.0
+        squares = torch.stack([torch.dot(v, v) for _, v in weighted]).tolist()  # the device is asked once
+        return 0.5 * sum(w * float(square) for (w, _), square in zip(weighted, squares, strict=True))
 
     def add_product_(self, out: Tensor, values: Sequence[Tensor], damping: float = 0.0) -> Tensor:
         """out + (W + λI)v in place, v in pieces: the penalty's gradient at v, and its part of a damped product."""

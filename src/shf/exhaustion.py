@@ -15,7 +15,7 @@ class StepMemoryError(torch.OutOfMemoryError):
         microbatch: the microbatch to try; None where one would not help.
     """
 
-    def __init__(self, message: str, microbatch: int | None) -> None:
+    def __init__(self, message: str, microbatch: int | None = None) -> None:
         super().__init__(message)
         self.microbatch = microbatch
 

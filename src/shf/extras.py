@@ -11,10 +11,10 @@ from shf.averaging import update_average
 from shf.config import Config
 from shf.factored import FactorMemory, Renewal, Schedule
 from shf.heldout import HeldOut
-from shf.lastsolution import OptimizerState
 from shf.network import Network
 from shf.preconditioner import Preconditioner
 from shf.ranks import Ranks
+from shf.remembered import OptimizerState
 from shf.search import Backtracking
 from shf.step import LEVENBERG_MARQUARDT, SHORT_RUNS, Rule, Solver, StepInfo
 from shf.worth import not_worth, prices

@@ -16,11 +16,11 @@ from shf.cg import LinearMap
 from shf.decay import Decay
 from shf.flat import all_finite
 from shf.kronecker import Block, Factors, Inverse, find_blocks, invert
-from shf.lastsolution import OptimizerState
 from shf.layerfactors import Sums
 from shf.network import Network
 from shf.nonfinite import NonFiniteError
 from shf.ranks import Ranks
+from shf.remembered import OptimizerState, recall, remember
 
 _SHARE = 0.2
 """Of a step's multiplications that renewals may take, on average."""
@@ -69,7 +69,7 @@ class FactorMemory:
 
     def read(self, network: Network, state: OptimizerState) -> Factors | None:
         """The running averages; None before the first renewal, or where a parameter has joined since."""
-        entries = [state.get(p, {}) for p in network.parameters]
+        entries = _entries(network, state)
         blocks = [b for b in find_blocks(network) if _shape(entries[b.weight]) == (b.inputs, b.outputs)]
         covered = {i for b in blocks for i in b.members}
         others = [i for i in range(len(entries)) if i not in covered]
@@ -162,13 +162,12 @@ class Renewal:
         for block, (a, g) in zip(self._factors.blocks, self._factors.pairs, strict=True):
             found[block.weight] = {_INPUT: a, _OUTPUT: g}
         for i, p in enumerate(self.network.parameters):
-            others = {name: value for name, value in self.state.get(p, {}).items() if name not in _ENTRIES}
-            self.state[p] = {**others, **found.get(i, {})}
+            remember(self.state, p, **dict.fromkeys(_ENTRIES) | found.get(i, {}))
         return self._numbers
 
     def _averaged(self, fresh: Factors, keep: float) -> Factors:
         """keep · old + (1 - keep) · new, where there is an old one."""
-        entries = [self.state.get(p, {}) for p in self.network.parameters]
+        entries = _entries(self.network, self.state)
 
         def mean(new: Tensor, old: Tensor | None) -> Tensor:
             return new if old is None or old.shape != new.shape else torch.lerp(new, old, keep)
@@ -230,7 +229,13 @@ def _shared_inverse(factors: Factors, damping: float, decay: Decay, ranks: Ranks
     return Inverse(factors.blocks, list(zip(matrices[::2], matrices[1::2], strict=True)), made[0].diagonals)
 
 
-def _shape(entry: dict[str, Any]) -> tuple[int, int] | None:
+def _entries(network: Network, state: OptimizerState) -> list[dict[str, Tensor]]:
+    """What is remembered of each parameter's factors."""
+    found = [{name: recall(state, p, name) for name in _ENTRIES} for p in network.parameters]
+    return [{name: tensor for name, tensor in entry.items() if tensor is not None} for entry in found]
+
+
+def _shape(entry: dict[str, Tensor]) -> tuple[int, int] | None:
     return (len(entry[_INPUT]), len(entry[_OUTPUT])) if _INPUT in entry and _OUTPUT in entry else None
 
 

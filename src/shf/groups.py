@@ -18,6 +18,9 @@ def check_decay(owner: str, weight_decay: Any) -> None:
 def make_groups(model: nn.Module, params: Parameters | None, weight_decay: float) -> list[dict[str, Any]]:
     """Parameter groups. Where none are given explicitly, weights (ndim ≥ 2) decay and the rest does not."""
     given = list(model.parameters() if params is None else params)
+    given = [
+        p[1] if isinstance(p, tuple) and len(p) == 2 else p for p in given
+    ]  # named_parameters(), as torch takes it
     if not given:
         raise ValueError("the model has no parameters" if params is None else "params is empty")
     if all(isinstance(group, dict) for group in given):
@@ -35,6 +38,12 @@ def make_groups(model: nn.Module, params: Parameters | None, weight_decay: float
 
 def trainable(model: nn.Module, groups: Sequence[Mapping[str, Any]]) -> list[nn.Parameter]:
     """The groups' parameters that require grad, in the model's order."""
+    own = {id(p) for p in model.parameters()}
+    if gone := [tuple(p.shape) for group in groups for p in group["params"] if id(p) not in own]:
+        raise ValueError(
+            f"parameters of shape {gone} are no longer the model's: a layer was replaced, or its state was loaded with "
+            "assign=True; make a new optimizer, and load the old one's state_dict into it"
+        )
     members = {id(p) for group in groups for p in group["params"] if p.requires_grad}
     active = [p for p in model.parameters() if id(p) in members]
     if not active:

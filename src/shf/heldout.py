@@ -32,9 +32,9 @@ from torch import Tensor
 
 from shf.cg import Dot
 from shf.flat import all_finite
-from shf.lastsolution import OptimizerState
 from shf.network import Network
 from shf.ranks import Ranks
+from shf.remembered import OptimizerState, recall, remember
 
 LOW, HIGH = 0.05, 0.25
 """q below LOW raises λ, above HIGH lowers it."""
@@ -54,7 +54,7 @@ _COSTLY = 1.0
 """The harm of a single step to unseen data, in units of its gain, from which λ rises at once."""
 _FASTEST_UP, _FASTEST_DOWN = 4.0, 2.0
 """The most powers of the damping factor by which λ rises and falls in a step."""
-_PREFIX, _UNIT, _GAIN, _ENTRY = "heldout_", "heldout_unit", "heldout_gain", "moved"
+_PREFIX, _UNIT, _GAIN = "heldout_", "heldout_unit", "heldout_gain"
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class HeldOut:
         self, damping: float, value: float, downhill: Tensor, f: Callable[[Tensor, float], float], dot: Dot
     ) -> float:
         """λ for this step, from f here, -∇f here, and f elsewhere on the same batch."""
-        pieces = [self._state.get(p, {}).get(_ENTRY) for p in self._network.parameters]
+        pieces = [recall(self._state, p, "moved") for p in self._network.parameters]
         if any(piece is None for piece in pieces) or self._unit <= 0:
             return damping
         step = self._ranks.own(self._network.shapes.flatten(pieces, self._network.parameters[0]))
@@ -168,8 +168,7 @@ class HeldOut:
             self._network.shapes.split(move) if move is not None and known else [None] * len(self._network.parameters)
         )
         for p, piece in zip(self._network.parameters, pieces, strict=True):
-            others = {name: value for name, value in self._state.get(p, {}).items() if name != _ENTRY}
-            self._state[p] = others if piece is None else {**others, _ENTRY: piece}
+            remember(self._state, p, moved=piece)
         return {
             _UNIT: max(gain, average / 3),
             _GAIN: average,

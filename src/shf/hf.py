@@ -11,7 +11,7 @@ from shf.cg import geometric, relative_progress
 from shf.config import HFConfig
 from shf.exhaustion import Demand, explained_exhaustion
 from shf.extras import Extras
-from shf.layout import NO_ROWS, Layout
+from shf.layout import Layout
 from shf.losses import Reduction
 from shf.network import Network
 from shf.objective import Objective
@@ -72,7 +72,7 @@ class HF(SHF):
             raise ValueError("batches is empty: expected at least one (inputs, targets) pair")
         batch = Batch.of(*curvature, self._select, self._count, may_be_empty=ranks.several)
         demand.rows = max([batch.rows, *sizes])
-        layout = self._layouts.find(network, batch, self._scalars["seed"]) if batch.rows else NO_ROWS
+        layout = self._find_layout(network, batch)
         return self._participation(network, [sum(sizes), len(sizes), batch.rows], (batch, layout))
 
 

@@ -62,7 +62,7 @@ class Jacobian:
         rows: the rows of the batch that J is about; None means all.
         microbatch: the most rows in memory at once; None means no bound.
         axes: where rows lie in each floating-point output; along axis 0 where nothing is said.
-        record: modules whose calls are recorded on the way (for per-case gradients).
+        record: whether calls of modules are recorded on the way (for per-case gradients).
         steady: whether J_h of the tensors to be held steady is wanted too.
 
     Attributes:
@@ -237,7 +237,7 @@ class Jacobian:
 def _without_zeros(tensor: Tensor) -> Tensor:
     """What the second graph keeps of a tensor: where it is zero everywhere (all that comes from u is), its shape alone."""
     if tensor.is_floating_point() and tensor.layout == torch.strided and tensor.numel():
-        least, most = torch.aminmax(tensor.detach())
-        if least.item() == most.item() == 0:
+        least, most = torch.stack(torch.aminmax(tensor.detach())).tolist()  # the device is asked once
+        if least == most == 0:
             return tensor.new_zeros(()).expand(tensor.shape)
     return tensor.detach()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from shf.cg import LinearMap
 from shf.decay import Decay
-from shf.network import Network
+from shf.network import Network, holders
 from shf.nonfinite import NonFiniteError
 
 _LARGEST = 4096
@@ -50,15 +50,12 @@ class Block:
 
 def find_blocks(network: Network) -> list[Block]:
     """The layers of a kind and size that factors fit; whether they really explain a layer's gradient is seen in a pass."""
-    holders: dict[int, int] = {}
-    for module in network.model.modules():
-        for parameter in module.parameters(recurse=False):
-            holders[id(parameter)] = holders.get(id(parameter), 0) + 1
+    held = holders(network.model)
     numbers = {id(p): i for i, p in enumerate(network.parameters)}
     blocks = []
     for module in network.model.modules():
         weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-        if not _fits(module) or id(weight) not in numbers or any(holders[id(p)] > 1 for p in module.parameters()):
+        if not _fits(module) or id(weight) not in numbers or any(held[id(p)] > 1 for p in module.parameters()):
             continue
         trained = numbers.get(id(bias)) if bias is not None else None
         outputs, inputs = len(weight), weight[0].numel() + (trained is not None)  # type: ignore[arg-type, index]

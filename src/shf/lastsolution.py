@@ -1,15 +1,12 @@
 """δ^ζ of the previous step, from which CG starts: where it is kept between steps."""
 
-from collections.abc import MutableMapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 from shf.network import Network
 from shf.ranks import Ranks
-
-OptimizerState = MutableMapping[Tensor, dict[str, Any]]
+from shf.remembered import OptimizerState, recall, remember
 
 
 @dataclass
@@ -32,7 +29,7 @@ class LastSolution:
         """A copy of δ as this process holds vectors; None before the first step. Parameters that are new have zeros."""
         same = self.network is not None and self.network.names == network.names
         if self.part is not None and same:
-            return self.part.clone()
+            return self.part.to(network.parameters[0], copy=True)
         self.gather(state, ranks)
         deltas = whole_deltas(network, state)
         if all(d is None for d in deltas):
@@ -44,7 +41,7 @@ class LastSolution:
         whole = None if ranks.split else delta
         pieces = [None] * len(network.parameters) if whole is None else network.shapes.split(whole)
         for p, d in zip(network.parameters, pieces, strict=True):
-            _put(d, p, state)
+            remember(state, p, delta=d)
 
     def gather(self, state: OptimizerState, ranks: Ranks) -> None:
         """Puts the whole into the optimizer's state; every process must take part."""
@@ -53,7 +50,7 @@ class LastSolution:
         shapes = self.network.shapes
         whole = ranks.whole(self.part, sum(shapes.sizes))
         for p, d in zip(self.network.parameters, shapes.split(whole), strict=True):
-            _put(d, p, state)
+            remember(state, p, delta=d)
         self.forget()
 
     def forget(self) -> None:
@@ -62,10 +59,4 @@ class LastSolution:
 
 def whole_deltas(network: Network, state: OptimizerState) -> list[Tensor | None]:
     """δ of each parameter where the optimizer's state has it."""
-    return [state.get(p, {}).get("delta") for p in network.parameters]
-
-
-def _put(delta: Tensor | None, parameter: Tensor, state: OptimizerState) -> None:
-    """A new entry with this δ, beside whatever else is remembered of the parameter."""
-    others = {name: value for name, value in state.get(parameter, {}).items() if name != "delta"}
-    state[parameter] = others if delta is None else {"delta": delta, **others}
+    return [recall(state, p, "delta") for p in network.parameters]

@@ -130,7 +130,7 @@ def _may_be_uneven(inputs: Any) -> bool:
 def _two_different_rows(batch: Batch) -> tuple[int, int]:
     """Row 0 and the first row whose inputs differ from it: equal rows would hide that they influence each other."""
     different = [
-        (z != z[:1]).reshape(batch.rows, -1).any(1)
+        (z != z[:1]).reshape(batch.rows, -1).any(1).cpu()  # inputs may lie on several devices
         for z in leaves(batch.inputs)
         if z.layout == torch.strided and z.ndim and len(z) == batch.rows and z.numel()
     ]

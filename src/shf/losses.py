@@ -66,7 +66,9 @@ class Loss:
     def __init__(self, function: Callable[[Any, Any], Tensor], reduction: str | None = None) -> None:
         if not callable(function):
             raise TypeError(f"loss={function!r}: expected a callable loss(outputs, targets)")
-        found = getattr(function, "reduction", None)
+        found = getattr(function, "reduction", None) or getattr(function, "keywords", {}).get(
+            "reduction"
+        )  # of a partial
         chosen = reduction if reduction is not None else (found if isinstance(found, str) else "mean")
         if reduction is not None and isinstance(found, str) and found != reduction:
             raise ValueError(f"reduction={reduction!r} contradicts the loss object's own reduction={found!r}")

@@ -1,5 +1,6 @@
 """A module as a function of its parameters and buffers: nothing here writes to the module."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -68,6 +69,11 @@ def dense_gradients(module: nn.Module) -> AbstractContextManager[object]:
     return _DenseGradients() if sparse else nullcontext()
 
 
+def holders(model: nn.Module) -> dict[int, int]:
+    """How many modules hold each parameter, by its identity: more than one where weights are tied."""
+    return Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
+
+
 _PREFIX = "model."
 
 
@@ -93,6 +99,8 @@ class Network:
         self.parameters = list(parameters)
         self.shapes = Shapes.of(self.parameters)
         names = _all_names(model.named_parameters(remove_duplicate=False))
+        if foreign := [tuple(p.shape) for p in self.parameters if id(p) not in names]:
+            raise ValueError(f"parameters of shape {foreign} do not belong to the model")
         self.names = [names[id(p)][0].removeprefix(_PREFIX) for p in self.parameters]
         self._keys = [names[id(p)] for p in self.parameters]
         shared = _all_names(model.named_buffers(remove_duplicate=False))

@@ -87,7 +87,7 @@ class Objective:
         curvature_rows: the rows of X^c within the whole X^g; None for all.
         decay: w for every parameter; by default none.
         seed: of this step's draws.
-        settings: preconditioner and memory bound.
+        settings: the rest.
         ranks: the processes that hold shares of X^g.
         share: which of its rows this process holds; by default all.
         renewal: the Kronecker preconditioner of this step, where that is wanted.
@@ -122,7 +122,7 @@ class Objective:
         self._loss = loss
         self._batch = batch
         self._layout = layout
-        self._rows = curvature_rows
+        self._curvature_rows = curvature_rows
         self._decay = decay or Decay.none(network.shapes)
         self._seed = seed
         self._settings = settings
@@ -166,9 +166,9 @@ class Objective:
         holds steady, summed over them and averaged over rows. It is a mean also where the loss is a sum: λ, which stands
         before it, already has the loss's scale.
         """
-        rows, size = self._share.within(self._rows), sum(self._network.shapes.sizes)
+        rows, size = self._share.within(self._curvature_rows), sum(self._network.shapes.sizes)
         decay = own_decay(self._decay, self._ranks)
-        everywhere = self._share.total if self._rows is None else len(self._rows)
+        everywhere = self._share.total if self._curvature_rows is None else len(self._curvature_rows)
         here = self._batch.rows if rows is None else len(rows)
         scale = (self.represents if self._loss.reduction is Reduction.SUM else here) / everywhere
         steadiness = damping * self._settings.structural_damping / everywhere
@@ -227,7 +227,9 @@ class Objective:
         if self._batch.rows == 0:
             return no_terms(self._network, wanted, noise=self._settings.noise)
         renew = self._renewal is not None and self._renewal.due
-        both = self._share.within(self._rows) is None  # all rows here are curvature rows: one graph serves both
+        both = (
+            self._share.within(self._curvature_rows) is None
+        )  # all rows here are curvature rows: one graph serves both
         J = self._make_jacobian(None, record=wanted.diagonal or renew, steady=both)
         self._drawless = not self._draws.drawn
         L = self._loss.expand(J.outputs, self._batch.targets)

@@ -1,8 +1,7 @@
-"""SHF as a torch.optim.Optimizer: parameter groups, state, epochs. The only writer of parameters."""
+"""SHF as a torch.optim.Optimizer: parameter groups, state, epochs. Only it and `averaging` write parameters."""
 
 import copy
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,8 +24,9 @@ from shf.factored import FactorMemory
 from shf.groups import Parameters, check_decay, decay_weights, make_groups, trainable
 from shf.interruption import no_interrupts
 from shf.lastsolution import LastSolution, whole_deltas
-from shf.layout import NO_ROWS, LayoutMemory
+from shf.layout import NO_ROWS, Layout, LayoutMemory
 from shf.losses import Loss
+from shf.lossprobe import refuse_contradictions
 from shf.maxnorm import clip_norms_, input_major_groups
 from shf.network import Forward, Network, call_model, unwrap
 from shf.nonfinite import NonFiniteError
@@ -36,7 +36,7 @@ from shf.preconditioner import Preconditioner
 from shf.randomness import mix
 from shf.ranks import Ranks
 from shf.step import Problem, Solver, State, StepInfo, shf_step
-from shf.surroundings import SHFWarning, Surroundings
+from shf.surroundings import Surroundings, warn
 from shf.together import Communication, Connection
 from shf.unsupported import refuse_unsupported
 
@@ -106,6 +106,8 @@ class SHF(Optimizer):
         self.loss = Loss(loss, reduction)
         self._forward, self._select, self._count = forward, select, count
         self._layouts = LayoutMemory()
+        self._probed = False  # whether the loss was looked at
+        self._lent = False  # whether the parameters are their averages for now
         self._connection = Connection(process_group, _communication(self.config))
         self._last_solution = LastSolution()
         self._factors = FactorMemory()
@@ -169,7 +171,8 @@ class SHF(Optimizer):
             targets: what the loss takes; any structure of tensors, or None.
 
         Returns:
-            What happened. If an error is raised, parameters, buffers and state are as they were before.
+            What happened. If an error is raised, parameters, buffers and state are as they were before; an interrupt that
+            comes while they are written waits until they are.
         """
         ranks, config = self._connection.ranks(), self.config
         with self._surroundings(self._device), ranks.step(), explained_exhaustion(config.microbatch) as demand:
@@ -192,7 +195,7 @@ class SHF(Optimizer):
             )
             mean = None
             if math.isnan(self.damping):
-                plain = make(settings=replace(self._settings, preconditioner=Preconditioner.NONE))
+                plain = make(settings=replace(self._settings, preconditioner=Preconditioner.NONE, noise=False))
                 try:
                     mean = mean_eigenvalue(plain, own.network.theta(), seed, ranks)
                 except NonFiniteError as error:
@@ -202,7 +205,9 @@ class SHF(Optimizer):
             )
             objective = make(settings=self._settings, renewal=extras.renewal)
             solver = make_solver(config, share.total)
-            return self._iterate(objective, own.network, lambda: objective.buffers or {}, ranks, batch, solver, extras)
+            info = self._iterate(objective, own.network, lambda: objective.buffers or {}, ranks, batch, solver, extras)
+            looked = mean is not None and info.skipped is None  # at the curvature, for the first λ
+            return replace(info, gradients=info.gradients + looked, products=info.products + looked)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -216,7 +221,11 @@ class SHF(Optimizer):
         if not self.config.averaging:
             raise RuntimeError(f"{type(self).__name__}(averaging=0): no average is kept; give averaging=0.95, say")
         with swapped(self.model.parameters(), self.state):
-            yield
+            self._lent = True
+            try:
+                yield
+            finally:
+                self._lent = False
 
     def next_epoch(self) -> None:
         """Begins the next epoch: γ ← min(1.01 γ, 0.99), β ← cβ, and the next curvature rows."""
@@ -265,7 +274,8 @@ class SHF(Optimizer):
         super().add_param_group({**param_group, "params": params})
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that continues the run: δ, λ, γ, β, epoch, seed. With `split_vectors`, call it on all processes."""
+        """Everything that continues the run: δ, λ, γ, β, epoch, seed, and what other options remember of each parameter.
+        With `split_vectors`, call it on all processes."""
         self._last_solution.gather(self.state, self._connection.ranks())
         return super().state_dict()
 
@@ -304,8 +314,18 @@ class SHF(Optimizer):
         batch = Batch.of(inputs, targets, self._select, self._count, may_be_empty=ranks.several)
         network = self._network()
         refuse_unsupported(network, ranks)
-        layout = self._layouts.find(network, batch, self._scalars["seed"]) if batch.rows else NO_ROWS
-        return self._participation(network, [batch.rows], (batch, layout))
+        return self._participation(network, [batch.rows], (batch, self._find_layout(network, batch)))
+
+    def _find_layout(self, network: Network, batch: Batch) -> Layout:
+        """What model and loss do with rows; the loss is looked at once."""
+        if not batch.rows:
+            return NO_ROWS
+        seed = self._scalars["seed"]
+        layout = self._layouts.find(network, batch, seed)
+        if not self._probed:
+            refuse_contradictions(self.loss, network, batch, layout, seed)
+            self._probed = True
+        return layout
 
     def _participation(self, network: Network, counts: Sequence[int], data: Any) -> Participation:
         """This process's part in a step, with all that the other processes must have in common with it."""
@@ -334,6 +354,8 @@ class SHF(Optimizer):
 
     def _network(self) -> Network:
         """The parameters to train now, in the model's order."""
+        if self._lent:
+            raise RuntimeError("step inside `with optimizer.averaged()`: what it did would be lost; step outside")
         return Network(self.model, trainable(self.model, self.param_groups), self._forward)
 
     def _decay(self, network: Network) -> Decay:
@@ -396,7 +418,7 @@ class SHF(Optimizer):
         """
         rejections = 0 if info.accepted else int(self._scalars["rejections"]) + 1
         if rejections == self.config.max_rejections:
-            warnings.warn(diagnose(info, rejections, batch), SHFWarning, stacklevel=5)
+            warn(diagnose(info, rejections, batch))
         return rejections
 
     @contextmanager

@@ -16,9 +16,10 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
+from torch.nn.functional import one_hot
 
 from shf.jacobian import Graph, Jacobian
-from shf.network import dense_gradients
+from shf.network import dense_gradients, holders
 from shf.recording import Call
 from shf.rows import RowAxis
 
@@ -53,7 +54,7 @@ class Squares(NamedTuple):
     """
 
     total: Tensor
-    explains: Callable[[Tensor], bool]
+    explains: Callable[[Tensor], Tensor]
 
 
 def squared_vjp(jacobian: Jacobian, cotangents: Sequence[Tensor], *, axes: CallAxes | None) -> tuple[Tensor, Tensor]:
@@ -125,7 +126,10 @@ def _by_layers(
         gradient[i] = g
     by_output = {id(z): g for z, g in zip(outputs, pulled[len(wanted) :], strict=True)}
 
-    squares = [torch.zeros_like(p) if g is None else None for g, p in zip(gradient, graph.theta, strict=True)]
+    squares = [
+        torch.zeros_like(p) if g is None or not p.numel() else None for g, p in zip(gradient, graph.theta, strict=True)
+    ]
+    claims: list[tuple[int, Tensor, Tensor]] = []
     for prefix, module in model.named_modules():
         if module not in owners:
             continue
@@ -136,23 +140,24 @@ def _by_layers(
             continue
         for name, found in _layer_squares(module, values, uses).items():
             place = own[name]
-            if place is not None and (g := gradient[place]) is not None and found.explains(g):
-                squares[place] = found.total
+            if place is not None and (g := gradient[place]) is not None and g.numel():
+                claims.append((place, found.total, found.explains(g)))
+    verdicts = torch.stack([holds for _, _, holds in claims]).tolist() if claims else []  # the device is asked once
+    for (place, total, _), holds in zip(claims, verdicts, strict=True):
+        if holds:
+            squares[place] = total
     return gradient, squares
 
 
 def sole_owners(model: nn.Module, graph: Graph) -> dict[nn.Module, list[Call]]:
     """Recorded leaf modules that share no parameter with another module and whose outputs nobody overwrote."""
-    holders: dict[int, int] = {}
-    for module in model.modules():
-        for parameter in module.parameters(recurse=False):
-            holders[id(parameter)] = holders.get(id(parameter), 0) + 1
+    held = holders(model)
     return {
         module: calls
         for module, calls in graph.calls.of.items()
         if not any(module.children())
         and all(c.input is not None and c.intact for c in calls)
-        and all(holders[id(p)] == 1 for p in module.parameters())
+        and all(held[id(p)] == 1 for p in module.parameters())
     }
 
 
@@ -258,7 +263,7 @@ def _summed(
     if not uses:
         return {}
     rows = len(uses[0].a)
-    size = max(1, _CHUNK_NUMBERS // sum(v.numel() for v in values.values()))
+    size = max(1, _CHUNK_NUMBERS // max(1, sum(v.numel() for v in values.values())))
     totals = {name: torch.zeros_like(v) for name, v in values.items()}
     sizes = {name: torch.zeros_like(v) for name, v in values.items()}
     squares = {name: torch.zeros_like(v) for name, v in values.items()}
@@ -268,11 +273,12 @@ def _summed(
             found = per_case(chunk)
         except RuntimeError:  # no batching rule for an operation of this layer, or it does not accept a single case
             return {}
-        for name in values:
+        known = values.keys() & found.keys()  # a layer may have parameters beside those that the formula is for
+        for name in known:
             totals[name] += found[name].sum(0)
             sizes[name] += found[name].abs().sum(0)
             squares[name] += found[name].square().sum(0)
-    return {name: Squares(squares[name], _equals(totals[name], sizes[name])) for name in values}
+    return {name: Squares(squares[name], _equals(totals[name], sizes[name])) for name in known}
 
 
 def _case_by_case(
@@ -281,7 +287,7 @@ def _case_by_case(
     """The exact fallback: backward passes of several cases' cotangents at once, through the graph of these cases, or
     of the whole batch where cases influence each other."""
     parameters = [jacobian.network.parameters[i] for i in wanted]
-    size = max(1, min(_CASES_AT_ONCE, _CHUNK_NUMBERS // sum(p.numel() for p in parameters)))
+    size = max(1, min(_CASES_AT_ONCE, _CHUNK_NUMBERS // max(1, sum(p.numel() for p in parameters))))
     squares = {i: torch.zeros_like(p) for i, p in zip(wanted, parameters, strict=True)}
     for rows in torch.arange(jacobian.rows).split(size):
         local = jacobian.restricted(rows) if separable else jacobian
@@ -314,13 +320,8 @@ def _one_row_each(u: Tensor, axis: RowAxis, rows: Tensor, count: int) -> Tensor:
             f"per-case gradients: an output of shape {tuple(u.shape)} does not say which entries belong to which of {count} "
             "cases; return outputs with the rows along axis 0 (pad sequences), or use preconditioner=None"
         )
-    keep = torch.zeros(len(rows), count, dtype=u.dtype, device=u.device)
-    keep[torch.arange(len(rows)), rows] = 1
-    if axis.fold > 1:
-        keep = keep.repeat(1, axis.fold) if axis.minor else keep.repeat_interleave(axis.fold, 1)
-    shape = [len(rows)] + [1] * u.ndim
-    shape[1 + axis.axis] = keep.shape[1]
-    return keep.view(shape) * u
+    keep = one_hot(rows, count).to(u)
+    return torch.stack([axis.factor(row, u.ndim) * u for row in keep])
 
 
 def _probe(size: int, like: Tensor) -> Tensor:
@@ -332,23 +333,23 @@ def _probe(size: int, like: Tensor) -> Tensor:
 def projections_agree(use: Use, gradient: Tensor) -> bool:
     """Whether Σ_j g_j a_j' is a given (outputs, inputs) matrix, seen through one projection."""
     left, right = _probe(use.g.shape[1], use.g), _probe(use.a.shape[1], use.g)
-    return _projects_to((use.g @ left) * (use.a @ right), lambda G: left @ (G @ right))(gradient)
+    return bool(_projects_to((use.g @ left) * (use.a @ right), lambda G: left @ (G @ right))(gradient))
 
 
-def _projects_to(terms: Tensor, project: Callable[[Tensor], Tensor]) -> Callable[[Tensor], bool]:
+def _projects_to(terms: Tensor, project: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """Whether a gradient's projection is the sum of the cases' projections, `terms`."""
 
-    def explains(gradient: Tensor) -> bool:
-        found, expected = terms.sum().item(), project(gradient).item()
-        tolerance = math.sqrt(torch.finfo(terms.dtype).eps) * (terms.abs().sum().item() + abs(expected))
-        return abs(found - expected) <= tolerance
+    def explains(gradient: Tensor) -> Tensor:
+        expected = project(gradient)
+        tolerance = math.sqrt(torch.finfo(terms.dtype).eps) * (terms.abs().sum() + expected.abs())
+        return (terms.sum() - expected).abs() <= tolerance
 
     return explains
 
 
-def _equals(total: Tensor, size: Tensor) -> Callable[[Tensor], bool]:
-    def explains(gradient: Tensor) -> bool:
+def _equals(total: Tensor, size: Tensor) -> Callable[[Tensor], Tensor]:
+    def explains(gradient: Tensor) -> Tensor:
         tolerance = math.sqrt(torch.finfo(total.dtype).eps) * (size.max() + gradient.abs().max())
-        return bool(((total - gradient).abs() <= tolerance).all())
+        return ((total - gradient).abs() <= tolerance).all()
 
     return explains

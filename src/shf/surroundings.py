@@ -1,5 +1,6 @@
 """What surrounds a step, whatever the caller has switched on."""
 
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,18 @@ from shf.randomness import preserved_global_state
 
 class SHFWarning(UserWarning):
     """Something in the surroundings of a step that the user may not expect."""
+
+
+def warn(words: str) -> None:
+    """An SHFWarning that points at the caller's own line, however deep within shf and torch it comes from."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _INSIDE:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(words, SHFWarning, stacklevel=level)
+
+
+_INSIDE = ("shf", "torch", "contextlib")
+"""Packages whose frames are passed over."""
 
 
 class Surroundings:
@@ -31,7 +44,7 @@ class Surroundings:
         for words in set_aside(self._model, device):
             if words not in self._said:
                 self._said.add(words)
-                warnings.warn(words, SHFWarning, stacklevel=5)
+                warn(words)
         kernels = twice_differentiable_kernels(device, recurrent=is_recurrent(self._model))
         with deferred_interrupts(), torch.inference_mode(False), preserved_global_state(), kernels:
             yield

@@ -1,0 +1,81 @@
+"""What a loss does with the rows of a batch, found by calling it on one of them and on that one twice."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shf.batching import Batch
+from shf.exhaustion import is_out_of_memory
+from shf.layout import Layout
+from shf.losses import Loss, Reduction
+from shf.network import Network
+from shf.randomness import Draws
+from shf.rows import RowAxis
+from shf.tree import map_leaves
+
+_NEAR = 1e-3
+"""A relative difference that rounding makes; a mean and a sum differ by 1."""
+
+
+@torch.no_grad()
+def refuse_contradictions(loss: Loss, network: Network, batch: Batch, layout: Layout, seed: int) -> None:
+    """Refuses a loss that is not one function of outputs and targets, or that scales with rows otherwise than it says.
+
+    Nothing is said of a loss that cannot be called on so few rows, or is neither a mean nor a sum over them.
+
+    Raises:
+        RuntimeError: if it gives different numbers for the same outputs and targets.
+        ValueError: if it adds up rows and is taken for a mean over them, or the other way round.
+    """
+    if layout.obstacle is not None:
+        return
+    first = torch.tensor([0, min(1, batch.rows - 1)])
+    few = batch.take(first)
+    with Draws(seed, 2).over():
+        outputs = network([p.detach() for p in network.parameters], few.inputs)
+    once, again = (_value(loss, outputs, few.targets) for _ in range(2))
+    if once != again and not (math.isnan(once) and math.isnan(again)):
+        raise RuntimeError(
+            f"loss {loss.name} gives different numbers for the same outputs and targets ({once:.6g} and {again:.6g}): it "
+            "draws random numbers or has a hidden state. Every evaluation in a step must see the same function; draw in "
+            "the model's forward, where draws are frozen for the step"
+        )
+    if not layout.separable or any(axis is None for axis in layout.outputs):
+        return
+    one, two = (
+        _value(loss, _rows_of(outputs, layout.outputs, rows), few.take_targets(rows))
+        for rows in (torch.tensor([0]), torch.tensor([0, 0]))
+    )
+    if not math.isfinite(one) or one == 0:
+        return
+    adds, averages = abs(two / one - 2) < _NEAR, abs(two / one - 1) < _NEAR
+    if (adds and loss.reduction is Reduction.MEAN) or (averages and loss.reduction is Reduction.SUM):
+        does, right = ("adds up", "sum") if adds else ("averages over", "mean")
+        raise ValueError(
+            f"loss {loss.name} {does} the rows of a batch (one row: {one:.6g}, the same row twice: {two:.6g}) but is taken "
+            f"for a {loss.reduction.value} over them: give reduction={right!r}"
+        )
+
+
+def _value(loss: Loss, outputs: Any, targets: Any) -> float:
+    """nan where it cannot be called like this; if it never can, the step will say so."""
+    try:
+        return loss(outputs, targets).item()
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        return math.nan
+
+
+def _rows_of(outputs: Any, axes: Sequence[RowAxis | None], rows: Tensor) -> Any:
+    """These rows of every output; `axes` belong to the floating-point tensors in order."""
+    places = iter(axes)
+
+    def take(tensor: Tensor) -> Tensor:
+        axis = next(places) if tensor.is_floating_point() else RowAxis(0)
+        return tensor if axis is None else axis.take(tensor, rows)
+
+    return map_leaves(take, outputs)

@@ -1,0 +1,21 @@
+"""What the optimizer remembers of each parameter between steps, in its state, as torch saves and loads it."""
+
+from collections.abc import MutableMapping
+from typing import Any
+
+from torch import Tensor
+
+OptimizerState = MutableMapping[Tensor, dict[str, Any]]
+
+
+def recall(state: OptimizerState, parameter: Tensor, name: str) -> Tensor | None:
+    """The entry, of the parameter's present dtype and on its present device (after `model.double()`, say)."""
+    found = state.get(parameter, {}).get(name)
+    return None if found is None else found.to(parameter.device, parameter.dtype)
+
+
+def remember(state: OptimizerState, parameter: Tensor, **entries: Tensor | None) -> None:
+    """Replaces these entries and keeps the others; None removes one. The old dict is left as it was: it may be wanted
+    back."""
+    kept = {name: value for name, value in state.get(parameter, {}).items() if name not in entries}
+    state[parameter] = {**kept, **{name: value for name, value in entries.items() if value is not None}}

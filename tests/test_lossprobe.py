@@ -1,0 +1,98 @@
+"""A loss is one function of outputs and targets, and scales with rows as it says; if not, the first step refuses it."""
+
+import functools
+import random
+
+import pytest
+import torch.nn.functional as F
+
+import shf
+from helpers import identical, labelled, mlp, normalised, snapshot
+
+BATCH = labelled()
+
+
+def summed(z, t):
+    return F.cross_entropy(z, t, reduction="sum")
+
+
+@pytest.mark.parametrize(
+    ("loss", "reduction"),
+    [
+        (F.cross_entropy, None),
+        (F.cross_entropy, "mean"),
+        (summed, "sum"),
+        (functools.partial(F.cross_entropy, reduction="sum"), None),
+        (functools.partial(F.cross_entropy, reduction="mean"), "mean"),
+        (lambda z, t: summed(z, t) / 1000, "sum"),  # a constant instead of the number of rows: it is a sum
+        (lambda z, t: (z - z.mean(0)).square().sum(), None),  # neither: of one row it is zero
+    ],
+)
+def test_a_loss_that_is_what_it_says_is_taken(loss, reduction):
+    assert shf.SHF(mlp(), loss, reduction=reduction).step(*BATCH).accepted
+
+
+@pytest.mark.parametrize(
+    ("loss", "reduction", "words"),
+    [
+        (summed, None, "summed adds up the rows of a batch .* taken for a mean over them: give reduction='sum'"),
+        (F.cross_entropy, "sum", "cross_entropy averages over the rows .* taken for a sum .*: give reduction='mean'"),
+    ],
+)
+def test_a_loss_that_scales_otherwise_is_refused(loss, reduction, words):
+    optimizer = shf.SHF(mlp(), loss, reduction=reduction, seed=0)
+    before = snapshot(optimizer)
+    with pytest.raises(ValueError, match=words):
+        optimizer.step(*BATCH)
+    assert identical(snapshot(optimizer), before)
+
+
+def test_a_partial_that_contradicts_is_refused():
+    loss = functools.partial(F.cross_entropy, reduction="sum")
+    with pytest.raises(ValueError, match="reduction='mean' contradicts the loss object's own reduction='sum'"):
+        shf.SHF(mlp(), loss, reduction="mean")
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda z, t: F.cross_entropy(F.dropout(z), t),
+        lambda z, t: F.cross_entropy(z, t) * random.random(),
+    ],
+)
+@pytest.mark.parametrize("model", [mlp, lambda: mlp(dropout=0.5), normalised])
+def test_a_loss_that_draws_is_refused(loss, model):
+    optimizer = shf.SHF(model(), loss, seed=0)
+    with pytest.raises(
+        RuntimeError, match=r"gives different numbers for the same outputs .* draw in the model's forward"
+    ):
+        optimizer.step(*BATCH)
+
+
+def test_the_loss_is_looked_at_once():
+    calls = []
+
+    def counted(z, t):
+        calls.append(len(z))
+        return F.cross_entropy(z, t)
+
+    optimizer = shf.SHF(mlp(), counted, seed=0)
+    optimizer.step(*BATCH)
+    assert min(calls) == 1
+    calls.clear()
+    optimizer.step(*BATCH)
+    assert set(calls) == {len(BATCH[0])}
+
+
+def test_a_loss_that_cannot_be_called_on_one_row_is_taken():
+    def at_least_three(z, t):
+        if len(z) < 3:
+            raise ValueError("too few")
+        return F.cross_entropy(z, t)
+
+    assert shf.SHF(mlp(), at_least_three).step(*BATCH).accepted
+
+
+def test_hf_looks_too():
+    with pytest.raises(ValueError, match="give reduction='sum'"):
+        shf.HF(mlp(), summed).step([BATCH], BATCH)
