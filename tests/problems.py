@@ -154,6 +154,7 @@ def _options(draw: random.Random) -> dict[str, Any]:
     return {
         "damping": draw.choice((1e-15, 1e-6, 0.1, 1.0, 100.0, 1e15, "auto")),
         "damping_factor": draw.choice((0.99, 2 / 3, 0.1)),
+        "damping_rise": draw.choice((1.0, 1.0, 4.0)),
         "damping_rule": draw.choice(("batch", "batch", "held-out")),
         "structural_damping": draw.choice((0.0, 0.0, 0.1, 1e6)),
         "cg_iterations": draw.choice((1, 3, 12)),

@@ -18,6 +18,7 @@ OUT_OF_RANGE = {
     "cg_worth": ([None, "yes", 1], "True or False"),
     "averaging": ([-0.1, 1.0, NAN, None], "a number at least 0 and below 1"),
     "noise_every": ([0, -1], "at least 1 or None"),
+    "damping_rise": ([0, 0.5, NAN, INF, None, True], "a number at least 1"),
     "damping_factor": ([0, -0.5, 1.01, NAN, None], "a number greater than 0 and at most 1"),
     "damping_min": ([0, -1.0, NAN, INF, "1", None, True], "a number greater than 0"),
     "damping_max": ([0, -1.0, NAN, INF, "1", None, True], "a number greater than 0"),
@@ -182,6 +183,7 @@ def test_defaults_are_those_of_the_paper():
     assert dataclasses.asdict(shf.Config()) == {
         "damping": 1.0,
         "damping_factor": 0.99,
+        "damping_rise": 1.0,
         "damping_min": 1e-15,
         "damping_max": 1e15,
         "structural_damping": 0.0,

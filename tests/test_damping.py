@@ -61,6 +61,13 @@ def test_factor_one_keeps_damping(rho, damping):
     assert adapt_damping(damping, rho, 1.0) == damping
 
 
+def test_lambda_may_rise_faster_than_it_falls():
+    assert adapt_damping(1.0, 0.0, 0.5, rise=3.0) == 8.0
+    assert adapt_damping(1.0, 1.0, 0.5, rise=3.0) == 0.5
+    assert adapt_damping(1.0, 0.5, 0.5, rise=3.0) == 1.0
+    assert adapt_damping(1.0, 0.0, 0.5, rise=3.0, most=4.0) == 4.0
+
+
 @pytest.mark.parametrize(("rho", "bound"), [(0.0, DAMPING_MAX), (1.0, DAMPING_MIN)])
 def test_damping_stays_a_usable_number(rho, bound):
     damping = 1.0

@@ -89,6 +89,7 @@ OPTIONS = {
         "damping": "auto",
         "damping_rule": "held-out",
         "damping_factor": 0.9,
+        "damping_rise": 2.0,
         "noise_every": 1,
         "cg_worth": True,
         "averaging": 0.9,

@@ -20,6 +20,7 @@ class Config:
         damping: initial damping strength [λ]. It belongs to the scale of the loss; "auto" takes it from the curvature of the
             first batch, and a floor with it (see docs/fast.md).
         damping_factor: λ is multiplied or divided by this after a step [99/100].
+        damping_rise: powers of `damping_factor` by which λ rises where it does; 1 is the paper's, as far up as down.
         structural_damping: [μ] of Martens & Sutskever (2011): CG solves with B + λ(I + μS), where ½δ'Sδ is half the squared
             change of the tensors that the model names by `shf.hold_steady`, summed over them (time steps, layers) and
             averaged over the rows of the curvature batch. For recurrent networks; 0 for none, at no cost.
@@ -70,6 +71,7 @@ class Config:
 
     damping: float | str = 1.0
     damping_factor: float = 0.99
+    damping_rise: float = 1.0
     structural_damping: float = 0.0
     damping_rule: str = "batch"
     cg_iterations: int = 3
@@ -107,6 +109,7 @@ class Config:
             check.number("damping", above=0.0, or_else="or 'auto'")
         check.number("damping_factor", above=0.0, most=1.0)
         check.number("structural_damping", least=0.0)
+        check.number("damping_rise", least=1.0)
         check.choice("damping_rule", ["batch", "held-out"])
         check.integer("cg_iterations", least=1)
         check.flag("cg_worth")
@@ -294,6 +297,7 @@ class presets:  # noqa: N801 - used as a namespace: shf.presets.classifier
         {
             "damping": "auto",
             "damping_factor": 0.7,
+            "damping_rise": 4.0,
             "cg_iterations": 2,
             "cg_decay": 0.0,
             "backtracking": None,

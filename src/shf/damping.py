@@ -40,17 +40,18 @@ def adapt_damping(
     rho: float,
     factor: float,
     *,
+    rise: float = 1.0,
     least: float = DAMPING_MIN,
     most: float = DAMPING_MAX,
     low: float = 0.25,
     high: float = 0.75,
 ) -> float:
-    """λ ← λ/factor if ρ < ¼, λ ← factor·λ if ρ > ¾, else λ unchanged; within [least, most] whatever ρ is.
+    """λ ← λ/factor^rise if ρ < ¼, λ ← factor·λ if ρ > ¾, else λ unchanged; within [least, most] whatever ρ is.
 
-    The paper's soft rule has factor 99/100 (§4.2), Martens' has 2/3.
+    The paper's soft rule has factor 99/100 (§4.2), Martens' has 2/3; both rise as they fall.
     """
     if rho < low:
-        damping /= factor
+        damping /= factor**rise
     elif rho > high:
         damping *= factor
     return min(max(damping, least), most)

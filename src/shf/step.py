@@ -220,7 +220,9 @@ def shf_step(
     # ρ < ¼ raises λ, ρ > ¾ lowers it; a trial that is not finite raises it, whatever ρ is
     trusted = failed_trials == 0 and cg.stop is not CGStop.NON_FINITE
     seen = rho if trusted else -math.inf
-    lam_next = adapt_damping(lam, seen, config.damping_factor, low=rule.low, high=rule.high, least=least, most=most)
+    lam_next = adapt_damping(
+        lam, seen, config.damping_factor, rise=config.damping_rise, low=rule.low, high=rule.high, least=least, most=most
+    )
     info = StepInfo(
         loss_before=f_old,
         loss_after=rate.value if accepted else f_old,

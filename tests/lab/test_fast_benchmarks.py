@@ -55,7 +55,7 @@ def made_up(seed, *errors):
     ],
 )
 def test_how_many_times_sooner(ours, theirs, words):
-    assert fast._sooner(ours, theirs, "error") == words
+    assert fast._sooner(ours, theirs, "error", "elapsed_seconds") == words
 
 
 def test_opponents_are_tuned_and_the_table_reads_what_was_run(tmp_path, monkeypatch):
