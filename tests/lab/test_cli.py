@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from typer.testing import CliRunner, Result
 import shf
 from shf import cli
 from shf.lab import bench, checkpoint, commands, experiments
+from shf.lab.baselines.registry import METHODS
 from shf.lab.checkpoint import CheckpointStore
 from shf.lab.records import read_run
 
@@ -179,6 +181,11 @@ def test_completion_knows_the_names() -> None:
         (["run", "tiny", "--set", "dampign=1"], "did you mean 'damping'"),
         (["run", "tiny", "--set", "cg_iterations=0"], "cg_iterations=0"),
         (["run", "tiny", "--optimizer", "dropout-sgd-all"], "trains with dropout"),
+        (["run", "curves-demo", "--optimizer", "dropout-sgd-all"], "curves-demo has none"),
+        (["run", "curves-demo", "--set", "hidden_dropout=0.5"], "hidden_dropout=0.5: must be 0"),
+        (["run", "tiny", "--set", "evaluation_cases=0"], "evaluation_cases=0: must be at least 1"),
+        (["run", "tiny", "--set", "initialisation_scale=NaN"], "must be a finite number"),
+        (["run", "tiny", "--seed", str(2**64)], "--seed"),
         (["run", "tiny", "--epochs", "0"], "--epochs"),
         (["run", "tiny", "--bogus"], "No such option"),
         (["tune", "tiny", "shf"], "nothing to tune"),
@@ -229,6 +236,28 @@ def test_a_checkpoint_of_a_newer_version_or_another_architecture_is_refused(
     assert result.exit_code == 2
     assert "another configuration" in result.stderr
     assert files(tmp_path / "a") == before
+
+
+def test_other_records_are_passed_over(tmp_path: Path) -> None:
+    """Fails where the records of a contest, or a directory without any, keep the runs beside them from being shown."""
+    run_tiny(tmp_path / "runs" / "a")
+    shutil.copytree(tmp_path / "runs" / "a", tmp_path / "runs" / "contest")
+    record = tmp_path / "runs" / "contest" / "run.json"
+    record.write_text(record.read_text().replace('"experiment": {', '"task": {', 1))
+    (tmp_path / "runs" / "empty").mkdir()
+    places = sorted((tmp_path / "runs").iterdir())
+    result = shf_command("report", *places, "--out", tmp_path / "r.html", "--unverified")
+    assert result.exit_code == 0, result.stderr
+    assert "contest: it is no run of an experiment" in result.stderr
+    assert (tmp_path / "r.html").exists()
+
+
+def test_the_optimizers_are_listed() -> None:
+    result = shf_command("list", "--optimizers")
+    assert result.exit_code == 0
+    assert all(name in result.stdout for name in METHODS)
+    listed = json.loads(shf_command("list", "--optimizers", "--json").stdout)
+    assert [row["name"] for row in listed] == list(METHODS)
 
 
 def test_failures_end_with_1(tmp_path: Path) -> None:

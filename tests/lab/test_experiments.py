@@ -2,18 +2,22 @@
 
 import dataclasses
 import json
+import shlex
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from runs_helpers import REPOSITORY
 
 import shf
 from shf.lab import choices, configure, measuring, subjects, timings
 from shf.lab.baselines.registry import METHODS
 from shf.lab.choices import Choice, Trial, write_choice
 from shf.lab.configure import Request, parse_options, pretraining
+from shf.lab.data import Dataset
 from shf.lab.experiments import EXPERIMENTS, Experiment, ExperimentError, Task, find
 from shf.lab.problem import build_model
 from shf.lab.runconfig import RunConfig
@@ -104,15 +108,26 @@ def test_an_experiment_survives_json(name: str) -> None:
 
 
 def test_a_configuration_survives_json() -> None:
-    config = configure.configure(Request("usps-classifier-dropout", split=3, options=("damping=0.1",)))
+    config = configure.configure(Request("usps-classifier-dropout", split=3, options=("damping=0.1",), threads=1))
     copy = RunConfig.from_json(json.loads(json.dumps(config.to_json())))
     assert copy == config
     assert copy.fingerprint() == config.fingerprint()
     assert dataclasses.replace(config, epochs=7).fingerprint() == config.fingerprint()
     assert dataclasses.replace(config, seed=7).fingerprint() != config.fingerprint()
     assert config.command() == (
-        "shf run usps-classifier-dropout --optimizer shf --epochs 1000 --seed 0 --split 3 --set damping=0.1"
+        "shf run usps-classifier-dropout --optimizer shf --epochs 1000 --seed 0 --split 3 --threads 1 --set damping=0.1"
     )
+
+
+def test_the_command_names_what_was_tuned(tmp_path: Path) -> None:
+    """Fails where it relies on the file of tuned settings of whoever types it."""
+    choices = REPOSITORY / "results" / "paper" / "tuned.json"
+    tuned = configure.configure(Request("curves-autoencoder", "nag", minutes=5, threads=1), choices=choices)
+    words = shlex.split(tuned.command())
+    options = tuple(word for before, word in pairwise(words) if before == "--set")
+    assert dict(option.split("=") for option in options).keys() == tuned.tuning["settings"].keys()
+    again = Request("curves-autoencoder", "nag", minutes=5, threads=1, options=options)
+    assert configure.configure(again, choices=tmp_path / "none.json").settings == tuned.settings
 
 
 @pytest.mark.parametrize(
@@ -251,9 +266,19 @@ def test_tuning_an_experiment_scores_on_held_out_training_rows() -> None:
     assert choice.metric == "held-out squared error"
     assert choice.settings["learning_rate"] in METHODS["adam"].grid["learning_rate"]
     assert len(choice.trials) == len(METHODS["adam"].grid["learning_rate"])
-    dropout = dataclasses.replace(experiment, input_dropout=0.2)
-    searched = subjects.tune_experiment(dropout, METHODS["shf"], budget=Budget(iterations=15), search_dropout=True)
+    with pytest.raises(ExperimentError, match="must be 0: its autoencoder has no dropout"):
+        subjects.tune_experiment(experiment, METHODS["shf"], budget=Budget(iterations=15), search_dropout=True)
+
+
+def test_tuning_searches_the_amount_of_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(60, 256), torch.randint(10, (60,))
+    data = Dataset("usps", inputs, targets, inputs, targets, None, 10, {}, "")
+    monkeypatch.setattr(subjects, "load_data", lambda *args, **options: data)
+    experiment = dataclasses.replace(EXPERIMENTS["usps-classifier-dropout"], sizes=(256, 6, 10), gradient_batch=20)
+    searched = subjects.tune_experiment(experiment, METHODS["shf"], budget=Budget(iterations=15), search_dropout=True)
     assert searched.input_dropout in subjects.INPUT_DROPOUT
+    assert {trial.input_dropout for trial in searched.trials} == set(subjects.INPUT_DROPOUT)
 
 
 def test_the_demos_opponents_are_tuned() -> None:

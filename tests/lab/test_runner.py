@@ -113,7 +113,7 @@ def test_a_run_leaves_a_complete_record(tmp_path: Path) -> None:
     run = found.run
     assert run["versions"]["torch"] == torch.__version__
     assert run["data"]["checksums"]
-    assert run["command"] == "shf run tiny --optimizer shf --epochs 3 --seed 0"
+    assert run["command"] == "shf run tiny --optimizer shf --epochs 3 --seed 0 --threads 1"
     assert run["summary"]["value"] == pytest.approx(last["train_squared_error"], rel=1e-6)
     assert run["config"]["settings"]["damping"] == 1.0
 
@@ -186,6 +186,19 @@ def test_an_objective_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
     found = read_run(tmp_path)
     assert found.status == "diverged"
     assert found.problems == ()
+
+
+@pytest.mark.parametrize("method", ["shf", "hf"])
+def test_a_loss_that_is_not_finite_ends_the_run_too(tmp_path: Path, method: str) -> None:
+    """SHF refuses such a batch by an error. Fails where that leaves the run as if it were still going on."""
+    config = tiny_config(method, options=("initialisation_scale=1e30",))
+    assert runner.start(config, tmp_path).status is Status.DIVERGED
+    assert read_run(tmp_path).status == "diverged"
+
+
+def test_settings_that_only_a_batch_can_refute_are_refused_in_words(tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match=r"shf: .* named no tensor to hold steady"):
+        runner.start(tiny_config(options=("structural_damping=1",)), tmp_path)
 
 
 def test_pretraining_moves_the_start(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress, on
 Clock = Annotated[str, typer.Option(help="Count seconds of the wall, or of the processor.")]
 Epochs = Annotated[int | None, typer.Option(min=1, help="Train for so many epochs.")]
 Minutes = Annotated[float | None, typer.Option(min=1e-3, help="Train for so long; evaluation is not counted.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of initial weights, batches and masks.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of initial weights, batches and masks.")]
 Split = Annotated[int | None, typer.Option(help="USPS: which of the five splits.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace the run that the directory holds.")]
 TakeOver = Annotated[bool, typer.Option("--force", help="Take over a run noted as in use on another host.")]
@@ -111,12 +111,20 @@ def list_experiments(
     measure: Annotated[
         bool, typer.Option("--measure", help="Time the first iterations of each, here and now.")
     ] = False,
+    optimizers: Annotated[bool, typer.Option("--optimizers", help="The optimizers instead.")] = False,
     data_dir: DataDir = None,
 ) -> None:
     """The experiments: the paper's setting, its figure, and the time they take here."""
     from shf.lab import timings
-    from shf.lab.listing import experiments_table
+    from shf.lab.baselines.registry import METHODS
+    from shf.lab.listing import experiments_table, methods_table
 
+    if optimizers:
+        if as_json:
+            typer.echo(json.dumps([{"name": m.name, "summary": m.summary} for m in METHODS.values()], indent=1))
+        else:
+            Console().print(methods_table(METHODS.values()))
+        return
     if measure:
         _measure(data_dir)
     known = timings.recall()
@@ -169,7 +177,10 @@ def tune(
     dropout: Annotated[bool, typer.Option("--dropout", help="Choose the amount of input dropout too.")] = False,
     seed: Seed = 0,
     split: Split = None,
-    out: Annotated[Path | None, typer.Option(help="The file of choices; by default the user's own.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The file to write; `SHF_TUNED=FILE shf run` reads it. By default the user's own."),
+    ] = None,
     clock: Clock = "wall",
     data_dir: DataDir = None,
     as_json: AsJson = False,
@@ -218,7 +229,9 @@ def tune(
 @app.command()
 def run(
     experiment: ExperimentName,
-    optimizer: Annotated[str, typer.Option("--optimizer", "-o", autocompletion=_method_names)] = "shf",
+    optimizer: Annotated[
+        str, typer.Option("--optimizer", "-o", autocompletion=_method_names, help="shf list --optimizers shows them.")
+    ] = "shf",
     epochs: Epochs = None,
     minutes: Minutes = None,
     seed: Seed = 0,
@@ -235,7 +248,7 @@ def run(
     evaluate_seconds: Annotated[
         float | None, typer.Option(help="Evaluate every so many seconds of training too, where epochs are long.")
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Of torch; by default its own choice.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch (default: torch's own choice).")] = None,
     clock: Clock = "wall",
     tensorboard: Tensorboard = False,
     checkpoint_seconds: CheckpointSeconds = 60.0,
@@ -317,7 +330,12 @@ def report(
     """One self-contained HTML page about runs, from their records alone."""
     from shf.lab import report as reporting
 
-    records = reporting.read_verified(reporting.find_runs(directories), unverified=unverified)
+    found = reporting.read_verified(reporting.find_runs(directories), unverified=unverified)
+    records, others = reporting.of_experiments(found)
+    if records:
+        for record in others:
+            typer.echo(f"passed over {record.directory}: it is no run of an experiment", err=True)
+    records = records or others
     reporting.write_report(records, out)
     drawn = reporting.write_figures(records, figures) if figures is not None else []
     if as_json:

@@ -7,6 +7,7 @@ the experiment's settings for SHF, the tuned choice, and what the user gives by 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 from shf.lab.baselines import registry
 from shf.lab.baselines.protocol import MethodSpec
 from shf.lab.choices import Choice, find_choice
-from shf.lab.experiments import OPTIONS, Experiment, ExperimentError, find, suggest
+from shf.lab.experiments import EXPERIMENTS, OPTIONS, Experiment, ExperimentError, find, suggest
 from shf.lab.runconfig import Pretraining, RunConfig
 
 
@@ -49,11 +50,11 @@ def configure(request: Request, experiment: Experiment | None = None, *, choices
         choices: the file of tuned settings; by default the user's own.
     """
     experiment, spec = experiment or find(request.experiment), find_method(request.method)
-    _refuse_contradictions(request, experiment, spec)
     chosen = parse_options(request.options)
     choice = None if request.untuned else find_choice(experiment.name, spec.name, choices)
     experiment = _as_defined(experiment, spec, choice)
     experiment = experiment.with_options({k: v for k, v in chosen.items() if k in OPTIONS})
+    _refuse_contradictions(request, experiment, spec)
     own = {k: v for k, v in chosen.items() if k not in OPTIONS}
     epochs = experiment.epochs if request.epochs is None and request.minutes is None else request.epochs
     batch = experiment.gradient_batch if spec.batch == "experiment" or "gradient_batch" in chosen else int(spec.batch)
@@ -94,6 +95,8 @@ def parse_options(options: Sequence[str]) -> dict[str, Any]:
         if name in parsed:
             raise ExperimentError(f"--set {name} is given twice")
         parsed[name] = _value(word)
+        if isinstance(parsed[name], float) and not math.isfinite(parsed[name]):
+            raise ExperimentError(f"--set {option}: must be a finite number")
     return parsed
 
 
@@ -131,9 +134,9 @@ def _refuse_contradictions(request: Request, experiment: Experiment, spec: Metho
     check_split(request.split, experiment)
     dropout = experiment.input_dropout or experiment.hidden_dropout
     if spec.dropout is not None and not dropout:
-        raise ExperimentError(
-            f"{spec.name} trains with dropout and {experiment.name} has none; use {experiment.name}-dropout"
-        )
+        twin = f"{experiment.name}-dropout"
+        advice = f"; use {twin}" if twin in EXPERIMENTS else ""
+        raise ExperimentError(f"{spec.name} trains with dropout and {experiment.name} has none{advice}")
     if request.pretraining is not None and experiment.data == "reuters":
         raise ExperimentError(f"--pretrain: {experiment.name} has no hidden layer to pretrain")
 

@@ -1,6 +1,6 @@
 """The paper's experiments as data: what is learned, by which network, with which settings, and what the paper reports.
 
-Nothing here imports torch: ``shf list`` and the report read this file (or its copy in a run's record) without it.
+This module does not import torch.
 `shf.lab.problem` turns an `Experiment` into a model, a loss and data.
 """
 
@@ -64,6 +64,10 @@ class Experiment:
         for option in ("input_dropout", "hidden_dropout"):
             rate = getattr(self, option)
             _check(self.name, option, rate, 0.0 <= rate < 1.0, "in [0, 1)")
+            fits = rate == 0 or self.task is Task.CLASSIFIER
+            _check(self.name, option, rate, fits, "0: its autoencoder has no dropout")
+        cases = self.evaluation_cases
+        _check(self.name, "evaluation_cases", cases, cases is None or cases >= 1, "at least 1, or None")
         allowed = ("sparse", "normalised", "torch")
         _check(self.name, "initialisation", self.initialisation, self.initialisation in allowed, f"one of {allowed}")
 

@@ -1,4 +1,4 @@
-"""Tables for the terminal: the experiments, and the data on this machine."""
+"""Tables for the terminal: experiments, optimizers, and the data on this machine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from rich.table import Table
 from rich.text import Text
 
+from shf.lab.baselines.protocol import MethodSpec
 from shf.lab.data import DataStatus
 from shf.lab.experiments import Experiment
 from shf.lab.words import duration
@@ -37,9 +38,17 @@ def _paper(experiment: Experiment) -> str:
     return experiment.figure if found is None else f"{found:g} ({experiment.figure})"
 
 
+def methods_table(methods: Iterable[MethodSpec]) -> Table:
+    """What `--optimizer` takes, and which settings `shf tune` chooses."""
+    table = _table("optimizer", "what it is", "tuned")
+    for method in methods:
+        table.add_row(*map(Text, (method.name, method.summary, ", ".join(method.grid) or "nothing")))
+    return table
+
+
 def data_table(statuses: Iterable[DataStatus]) -> Table:
     """Which data sets are here, how large, and where they are or would come from."""
-    table = _table("data", "here", "size", "where or whence")
+    table = _table("data", "here", "size", "location or source")
     for status in statuses:
         here = "damaged" if status.problem else "yes" if status.present else "no"
         size = f"{status.bytes / 2**20:.1f} MB" if status.bytes else "–"
@@ -50,6 +59,6 @@ def data_table(statuses: Iterable[DataStatus]) -> Table:
 
 def _table(*headings: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
+    for number, heading in enumerate(headings):
+        table.add_column(heading, overflow="fold", no_wrap=number == 0)  # the first column is what people copy
     return table

@@ -158,7 +158,8 @@ class BarObserver(Observer):
 def closing(result: RunResult) -> str:
     """The last line of a run: what it reached and how to go on."""
     summary = result.summary
-    reached = f"{summary['metric'].replace('_', ' ')} {float(summary['value']):.4g}" if summary.get("value") else ""
+    value = summary.get("value")
+    reached = "" if value is None else f"{summary['metric'].replace('_', ' ')} {float(value):.4g}"
     spent = duration(float(summary.get("elapsed_seconds", 0.0)))
     where = f"after {summary.get('epochs')} epochs, {spent} of training"
     if result.status is Status.INTERRUPTED:

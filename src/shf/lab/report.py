@@ -50,9 +50,9 @@ def find_runs(places: Sequence[Path]) -> list[Path]:
         if not place.is_dir():
             raise RecordError(f"{place} is no directory; expected a run, or a directory with runs in it")
         here = [place] if (place / RUN_FILE).exists() else sorted(p.parent for p in place.rglob(RUN_FILE))
-        if not here:
-            raise RecordError(f"{place} holds no run: there is no {RUN_FILE} in it or below")
         found += [directory for directory in here if directory not in found]
+    if not found:
+        raise RecordError(f"{', '.join(map(str, places))} holds no run: there is no {RUN_FILE} in it or below")
     return found
 
 
@@ -65,6 +65,17 @@ def read_verified(directories: Sequence[Path], *, unverified: bool = False) -> l
             "records that cannot be trusted:\n" + "\n".join(problems) + "\nShow them all the same with --unverified."
         )
     return records
+
+
+def of_experiments(records: Sequence[RunRecord]) -> tuple[list[RunRecord], list[RunRecord]]:
+    """The runs of experiments, and other records (of a contest, say), which this page has nothing to say about."""
+    named = [record for record in records if _is_of_experiment(record)]
+    return named, [record for record in records if record not in named]
+
+
+def _is_of_experiment(record: RunRecord) -> bool:
+    experiment = record.config.get("experiment")
+    return isinstance(experiment, Mapping) and "name" in experiment and "metric" in experiment
 
 
 def write_report(records: Sequence[RunRecord], path: Path) -> None:
@@ -106,10 +117,9 @@ def render(records: Sequence[RunRecord]) -> str:
 def _by_experiment(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
     groups: dict[str, list[RunRecord]] = {}
     for record in records:
-        experiment = record.config.get("experiment")
-        if not isinstance(experiment, Mapping) or "name" not in experiment or "metric" not in experiment:
+        if not _is_of_experiment(record):
             raise RecordError(f"{record.directory / RUN_FILE}: its configuration names no experiment and metric")
-        groups.setdefault(str(experiment["name"]), []).append(record)
+        groups.setdefault(str(record.config["experiment"]["name"]), []).append(record)
     return groups
 
 

@@ -92,7 +92,7 @@ class RunConfig:
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
     def command(self) -> str:
-        """The shell command that repeats the run."""
+        """The shell command that repeats the run, whatever settings are tuned where it is typed."""
         words = ["shf", "run", self.experiment.name, "--optimizer", self.method]
         if self.epochs is not None:
             words += ["--epochs", str(self.epochs)]
@@ -107,6 +107,12 @@ class RunConfig:
             words += ["--evaluate-seconds", f"{self.evaluate_seconds:g}"]
         if self.pretraining is not None:
             words += ["--pretrain", self.pretraining.method, "--pretrain-epochs", str(self.pretraining.epochs)]
-        for option in self.options:
+        words += ["--threads", str(self.threads)]
+        given = {option.partition("=")[0] for option in self.options}
+        tuned = {**self.tuning.get("settings", {}), "input_dropout": self.tuning.get("input_dropout")}
+        chosen = [
+            f"{name}={json.dumps(value)}" for name, value in tuned.items() if value is not None and name not in given
+        ]
+        for option in (*self.options, *chosen):
             words += ["--set", option]
         return shlex.join(words)

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from shf import NonFiniteError
 from shf.lab import budget, machine
 from shf.lab.baselines.registry import METHODS
 from shf.lab.checkpoint import CheckpointStore, Loaded
@@ -168,7 +169,14 @@ def _train(training: Training, recorder: Recorder, directory: Path, observer: Ob
     first, estimated, status = training.position.iteration, False, Status.FINISHED
     with StopRequest() as stop:
         while not budget.exhausted(training):
-            row = training.iterate()
+            try:
+                row = training.iterate()
+            except NonFiniteError as error:
+                observer.warn(str(error))
+                status = Status.DIVERGED
+                break
+            except ValueError as error:  # what can be told only with a batch at hand
+                raise ExperimentError(f"{training.config.method}: {error}") from error
             if training.position.iteration % training.config.rows_every == 0:
                 recorder.row(row)
             observer.iteration(row, budget.progress(training))

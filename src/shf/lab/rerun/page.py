@@ -21,6 +21,7 @@ from shf.lab.report import find_runs, read_verified
 from shf.lab.rerun.claims import CLAIMS, Claim, Records, final, reached
 from shf.lab.rerun.entries import ABLATED, Ablated, Tuning
 from shf.lab.rerun.quotes import quoted
+from shf.lab.runconfig import RunConfig
 from shf.lab.words import duration
 
 PAGE = "results.md"
@@ -95,7 +96,7 @@ def runs_table(records: Records) -> str:
     for name, record in records.items():
         epochs, seconds = record.column("epoch")[-1], record.column("elapsed_seconds")[-1]
         total += seconds
-        command = f"`{record.run.get('command', '')}`"
+        command = f"`{RunConfig.from_json(record.config).command()}`"
         rows.append((f"`{name}`", record.status, f"{epochs:.4g}", duration(seconds), reached(record), command))
     heads = ("record", "status", "epochs", "training time", "reached", "command")
     return f"{len(rows)} runs, {duration(total)} of training on one thread.\n\n{_table(heads, rows)}"
