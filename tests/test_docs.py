@@ -26,19 +26,22 @@ def test_the_first_example_runs_as_written(page, capsys):
 
 def test_the_readmes_figures_are_those_of_the_records():
     text = (ROOT / "README.md").read_text(encoding="utf-8").replace("**", "")
-    for method, name in (("shf", "SHF"), ("adam", "Adam"), ("nag", "NAG")):
+    for method, name in (("fast", "SHF fast"), ("shf", "SHF"), ("adam", "Adam"), ("nag", "NAG")):
         rows = (ROOT / "results" / "demo" / method / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         last = [row for row in map(json.loads, rows) if row["row"] == "epoch"][-1]
         assert f"| {name} | {last['train_squared_error']:.3f} | {last['test_squared_error']:.3f} |" in text
 
 
-def test_saving_and_resuming_as_described(tmp_path, monkeypatch):
+def test_the_preset_and_saving_as_described(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": "example"}
-    exec(blocks("docs/using.md")[0], names)
+    first, preset, saving, *_ = blocks("docs/using.md")
+    exec(first, names)
+    exec(preset, names)
     damping = names["optimizer"].damping
-    exec(blocks("docs/using.md")[1], names)
+    exec(saving, names)
     assert names["optimizer"].damping == damping
+    assert names["error"] < 1.2
     assert (tmp_path / "checkpoint.pt").exists()
 
 
