@@ -127,9 +127,9 @@ def test_one_preset_over_many_problems(tmp_path, monkeypatch):
         assert ("0 of 1" in cell) == (found.min() > level)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_preset_survives_batches_that_contradict_each_other(seed):
-    """Digits in batches of 500: λ that falls too fast, or rises too late, makes training diverge."""
+    """Digits in batches of 500: a λ that rises too late makes training diverge. Fails with `damping_rise=1`."""
     pytest.importorskip("sklearn")
     torch.manual_seed(seed)
     problem = notuning.bundled("digits", 100, 100)
