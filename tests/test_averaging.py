@@ -44,8 +44,11 @@ def test_the_parameters_come_back_also_after_an_error():
 def test_a_step_on_the_average_is_refused():
     """Fails if the step is made: leaving the block would undo it, and δ and λ would belong to a step that did not happen."""
     optimizer, _ = trained()
-    with optimizer.averaged(), pytest.raises(RuntimeError, match="step outside"):
-        optimizer.step(*labelled())
+    with optimizer.averaged():
+        with optimizer.averaged():
+            pass
+        with pytest.raises(RuntimeError, match="step outside"):
+            optimizer.step(*labelled())
     assert optimizer.step(*labelled()).accepted
 
 

@@ -18,9 +18,8 @@ def check_decay(owner: str, weight_decay: Any) -> None:
 def make_groups(model: nn.Module, params: Parameters | None, weight_decay: float) -> list[dict[str, Any]]:
     """Parameter groups. Where none are given explicitly, weights (ndim ≥ 2) decay and the rest does not."""
     given = list(model.parameters() if params is None else params)
-    given = [
-        p[1] if isinstance(p, tuple) and len(p) == 2 else p for p in given
-    ]  # named_parameters(), as torch takes it
+    # pairs are those of `named_parameters()`, as torch takes them
+    given = [p[1] if isinstance(p, tuple) and len(p) == 2 else p for p in given]
     if not given:
         raise ValueError("the model has no parameters" if params is None else "params is empty")
     if all(isinstance(group, dict) for group in given):

@@ -221,11 +221,11 @@ class SHF(Optimizer):
         if not self.config.averaging:
             raise RuntimeError(f"{type(self).__name__}(averaging=0): no average is kept; give averaging=0.95, say")
         with swapped(self.model.parameters(), self.state):
-            self._lent = True
+            before, self._lent = self._lent, True
             try:
                 yield
             finally:
-                self._lent = False
+                self._lent = before
 
     def next_epoch(self) -> None:
         """Begins the next epoch: γ ← min(1.01 γ, 0.99), β ← cβ, and the next curvature rows."""
