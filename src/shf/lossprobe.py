@@ -37,7 +37,7 @@ def refuse_contradictions(loss: Loss, network: Network, batch: Batch, layout: La
     with Draws(seed, 2).over():
         outputs = network([p.detach() for p in network.parameters], few.inputs)
     once, again = (_value(loss, outputs, few.targets) for _ in range(2))
-    if once != again and not (math.isnan(once) and math.isnan(again)):
+    if not math.isnan(once) and not math.isnan(again) and once != again:
         raise RuntimeError(
             f"loss {loss.name} gives different numbers for the same outputs and targets ({once:.6g} and {again:.6g}): it "
             "draws random numbers or has a hidden state. Every evaluation in a step must see the same function; draw in "
@@ -64,7 +64,7 @@ def _value(loss: Loss, outputs: Any, targets: Any) -> float:
     """nan where it cannot be called like this; if it never can, the step will say so."""
     try:
         return loss(outputs, targets).item()
-    except Exception as error:
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
         if is_out_of_memory(error):
             raise
         return math.nan

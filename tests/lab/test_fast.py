@@ -80,5 +80,5 @@ def test_the_clock_does_not_separate_a_run_from_its_checkpoints() -> None:
 def test_the_registry_has_it() -> None:
     model = torch.nn.Linear(3, 2)
     method = METHODS["fast"].build(model, torch.nn.CrossEntropyLoss())
-    report = method.step(torch.randn(20, 3), torch.randint(2, (20,)))
-    assert report["gradients"] == 1
+    reports = [method.step(torch.randn(20, 3), torch.randint(2, (20,))) for _ in range(2)]
+    assert [report["gradients"] for report in reports] == [2, 1], "the first looks at the curvature for its λ too"
