@@ -179,7 +179,7 @@ def _sooner(ours: Sequence[RunRecord], theirs: Sequence[RunRecord], metric: str,
             ratios.append(them.reached(metric, level, clock) / needed if needed > 0 else math.inf)
     if not ratios:
         return ""
-    return spread(ratios, ".2g") + " ×" if min(ratios) > 0 else f"not in {ratios.count(0.0)} of {len(ratios)}"
+    return spread(ratios, ".3g") + " ×" if min(ratios) > 0 else f"not in {ratios.count(0.0)} of {len(ratios)}"
 
 
 def _chart(group: Group, records: dict[Entry, list[RunRecord]]) -> Chart:

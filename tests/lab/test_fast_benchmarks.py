@@ -51,7 +51,7 @@ def made_up(seed, *errors):
         ([made_up(1, 8, 2), made_up(0, 8, 4)], [made_up(1, 8, 5, 2)], "2 ×"),  # of the same seed
         ([made_up(0, 8, 4)], [made_up(1, 8, 2)], ""),
         ([made_up(0, 8, 4)], [made_up(0, 8, float("nan"))], "diverged"),
-        ([made_up(0, 8, 4, 2), made_up(1, 8, 4, 2)], [made_up(0, 8, 2), made_up(1, 8, 6, 5, 4)], "1.8 (0.5 to 3) ×"),
+        ([made_up(0, 8, 4, 2), made_up(1, 8, 4, 2)], [made_up(0, 8, 2), made_up(1, 8, 6, 5, 4)], "1.75 (0.5 to 3) ×"),
     ],
 )
 def test_how_many_times_sooner(ours, theirs, words):
