@@ -1,11 +1,9 @@
 """What a loss does with the rows of a batch, found by calling it on one of them and on that one twice."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from shf.batching import Batch
 from shf.exhaustion import is_out_of_memory
@@ -13,8 +11,7 @@ from shf.layout import Layout
 from shf.losses import Loss, Reduction
 from shf.network import Network
 from shf.randomness import Draws
-from shf.rows import RowAxis
-from shf.tree import map_leaves
+from shf.rows import take_outputs
 
 _NEAR = 1e-3
 """A relative difference that rounding makes; a mean and a sum differ by 1."""
@@ -46,7 +43,7 @@ def refuse_contradictions(loss: Loss, network: Network, batch: Batch, layout: La
     if not layout.separable or any(axis is None for axis in layout.outputs):
         return
     one, two = (
-        _value(loss, _rows_of(outputs, layout.outputs, rows), few.take_targets(rows))
+        _value(loss, take_outputs(outputs, layout.outputs, rows), few.take_targets(rows))
         for rows in (torch.tensor([0]), torch.tensor([0, 0]))
     )
     if not math.isfinite(one) or one == 0:
@@ -68,14 +65,3 @@ def _value(loss: Loss, outputs: Any, targets: Any) -> float:
         if is_out_of_memory(error):
             raise
         return math.nan
-
-
-def _rows_of(outputs: Any, axes: Sequence[RowAxis | None], rows: Tensor) -> Any:
-    """These rows of every output; `axes` belong to the floating-point tensors in order."""
-    places = iter(axes)
-
-    def take(tensor: Tensor) -> Tensor:
-        axis = next(places) if tensor.is_floating_point() else RowAxis(0)
-        return tensor if axis is None else axis.take(tensor, rows)
-
-    return map_leaves(take, outputs)

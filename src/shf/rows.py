@@ -91,3 +91,14 @@ def join_outputs(parts: Sequence[Any], axes: Sequence[RowAxis | None]) -> Any:
         joined.append(column[0] if axis is None else axis.cat(column))
     tensors = iter(joined)
     return map_leaves(lambda _: next(tensors), parts[0])
+
+
+def take_outputs(outputs: Any, axes: Sequence[RowAxis | None], rows: Tensor) -> Any:
+    """The given rows of a structure of outputs; `axes` as in `join_outputs`."""
+    places = iter(axes)
+
+    def take(tensor: Tensor) -> Tensor:
+        axis = next(places) if tensor.is_floating_point() else RowAxis(0)
+        return tensor if axis is None else axis.take(tensor, rows)
+
+    return map_leaves(take, outputs)

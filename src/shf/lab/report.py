@@ -69,8 +69,8 @@ def read_verified(directories: Sequence[Path], *, unverified: bool = False) -> l
 
 def of_experiments(records: Sequence[RunRecord]) -> tuple[list[RunRecord], list[RunRecord]]:
     """The runs of experiments, and other records (of a contest, say), which this page has nothing to say about."""
-    named = [record for record in records if _is_of_experiment(record)]
-    return named, [record for record in records if record not in named]
+    runs = [record for record in records if _is_of_experiment(record)]
+    return runs, [record for record in records if not _is_of_experiment(record)]
 
 
 def _is_of_experiment(record: RunRecord) -> bool:
