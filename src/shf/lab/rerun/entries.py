@@ -98,7 +98,7 @@ def _mnist() -> Iterator[Run]:
     yield _run("mnist/dropout-as-released", dropout, "shf", *AS_RELEASED)
     yield _run("mnist/dropout-sgd-last", dropout, "dropout-sgd-last", minutes=4)
     yield _run("mnist/dropout-sgd-all", dropout, "dropout-sgd-all", minutes=4)
-    yield _run("mnist/plain", plain, minutes=60)
+    yield _run("mnist/plain-as-released", plain, "shf", *AS_RELEASED, minutes=40)
 
 
 AUTOENCODER_MINUTES, TUNING_MINUTES = 5.0, 1.5

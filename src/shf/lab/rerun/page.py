@@ -97,17 +97,23 @@ def runs_table(records: Records) -> str:
         epochs, seconds = record.column("epoch")[-1], record.column("elapsed_seconds")[-1]
         total += seconds
         command = f"`{RunConfig.from_json(record.config).command()}`"
-        rows.append((f"`{name}`", record.status, f"{epochs:.4g}", duration(seconds), reached(record), command))
+        rows.append((f"`{name}`", _status(record), f"{epochs:.4g}", duration(seconds), reached(record), command))
     heads = ("record", "status", "epochs", "training time", "reached", "command")
     return f"{len(rows)} runs, {duration(total)} of training on one thread.\n\n{_table(heads, rows)}"
 
 
+def _status(record: RunRecord) -> str:
+    """How a run ended, and whose checkpoint it began at if it did not begin at its start."""
+    origin = record.run.get("begins_as")
+    return f"{record.status}; up to update {origin['iteration']} it is `{origin['run']}`" if origin else record.status
+
+
 def table_one(records: Records) -> str:
-    """The paper's Table 1 with ours beside it, in both units."""
+    """The paper's Table 1 with ours beside it, in both units, from the longest run there is."""
     rows = []
     for experiment in ("curves-autoencoder", "mnist-autoencoder"):
         for method, label in TABLE_ONE.items():
-            record = records.get(f"{experiment}/{method}")
+            record = records.get(f"{experiment}/{method}-long") or records.get(f"{experiment}/{method}")
             ours = ("", "", "not run")
             if record is not None:
                 half, whole = final(record, "train_half_squared_error"), final(record, "train_squared_error")
@@ -227,11 +233,17 @@ _REUTERS = {
 }
 _MNIST = {
     "mnist/dropout-as-released": "dropout SHF",
-    "mnist/plain": "SHF",
+    "mnist/plain-as-released": "SHF",
     "mnist/dropout-sgd-last": "dropout SGD, last",
     "mnist/dropout-sgd-all": "dropout SGD, all",
 }
-_MNIST_LAMBDA = {"mnist/dropout-as-released": "with dropout", "mnist/plain": "without dropout"}
+_MNIST_LAMBDA = {"mnist/dropout-as-released": "with dropout", "mnist/plain-as-released": "without dropout"}
+
+
+_LONG = {
+    "curves-autoencoder/shf-long": "SHF, γ set to 0 when training diverges",
+    "curves-autoencoder/shf-momentum-stays": "SHF, γ left on",
+}
 
 
 def _of(experiment: str) -> dict[str, str]:
@@ -272,6 +284,13 @@ FIGURE_LIST: tuple[FigureOf, ...] = (
         "train_squared_error",
         _of("curves-autoencoder"),
         "elapsed_seconds",
+    ),
+    FigureOf(
+        "curves-momentum",
+        "autoencoders",
+        "CURVES at the paper's settings: training error ‖x-x̂‖² per case",
+        "train_squared_error",
+        _LONG,
     ),
     FigureOf(
         "mnist-pixels",
