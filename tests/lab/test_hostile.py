@@ -12,10 +12,10 @@ import pytest
 from targets import TARGETS, seeds
 
 from shf.lab import checkpoint, lock, records
-from shf.lab.bounded import IrregularFileError, TooLargeError, open_regular, read_at_most
 from shf.lab.choices import ChoicesError, read_choices
 from shf.lab.data import DataError
 from shf.lab.data.storage import read_bounded
+from shf.lab.files import IrregularFileError, TooLargeError, open_regular, read_at_most
 from shf.lab.npz import NpzError, read_npz
 from shf.lab.samples import SamplesError, encode_samples, read_samples
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shf.lab.files import write_atomically
 from shf.lab.lock import OWNER_FILE, RunLockedError, locked
 from shf.lab.records import (
     MetricsFile,
@@ -23,7 +24,6 @@ from shf.lab.records import (
     Seal,
     read_run,
     read_run_file,
-    write_atomically,
     write_run,
 )
 from shf.lab.samples import SamplesError, encode_samples, read_samples

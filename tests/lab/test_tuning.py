@@ -245,7 +245,7 @@ class TestFile:
         write_choice(self.choice(rate=0.3), path)
         found = read_choices(path)
         assert found == {"toy": {"sgd": self.choice(rate=0.3), "adam": self.choice(method="adam")}}
-        assert [file.name for file in path.parent.iterdir() if file.suffix == ".part"] == []
+        assert [file.name for file in path.parent.iterdir() if file.suffix == ".partial"] == []
 
     def test_the_schema(self, tmp_path: Path) -> None:
         path = write_choice(self.choice(), tmp_path / "tuned.json")

@@ -5,8 +5,14 @@ The paper's batches are cut once and cycled every epoch; reshuffling cuts them a
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from shf.batching import select_rows
 
 # Keeps the order of the batches apart from the other things a seed decides (initial weights, dropout masks).
 _STREAM = 0x5EED_0001
@@ -27,6 +33,21 @@ def batch_rows(cases: int, size: int, *, seed: int, epoch: int, reshuffle: bool 
     generator = torch.Generator().manual_seed(_mix(seed, epoch if reshuffle else 0))
     rows: tuple[Tensor, ...] = torch.split(torch.randperm(cases, generator=generator), size)
     return rows
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batches of data, to be gone through as often as one likes; each is cut out when it is asked for."""
+
+    rows: Sequence[Tensor]
+    inputs: Any
+    targets: Any
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        return ((select_rows(self.inputs, rows), select_rows(self.targets, rows)) for rows in self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
 
 
 def _mix(seed: int, epoch: int) -> int:

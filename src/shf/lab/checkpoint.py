@@ -21,8 +21,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from shf.lab.bounded import open_regular
-from shf.lab.records import write_atomically
+from shf.lab.files import open_regular, write_atomically
 
 SCHEMA = 1
 

@@ -5,7 +5,6 @@ The package carries one; a user's own file comes before it. Both hold ``{experim
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from importlib import resources
@@ -15,7 +14,7 @@ from typing import Any
 import filelock
 import platformdirs
 
-from shf.lab.bounded import read_at_most
+from shf.lab.files import read_at_most, write_atomically
 
 _MOST_BYTES = 1 << 26
 
@@ -134,7 +133,7 @@ def write_choice(choice: Choice, path: Path | None = None) -> Path:
         choices = read_choices(path)
         choices.setdefault(choice.experiment, {})[choice.method] = choice
         content = {e: {m: c.to_json() for m, c in sorted(of.items())} for e, of in sorted(choices.items())}
-        _replace(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+        write_atomically(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
     return path
 
 
@@ -146,16 +145,3 @@ def _parse(text: str, origin: str) -> Choices:
         raise ChoicesError(
             f"{origin} is not a file of tuned settings ({error}); move it away, or tune again with another file"
         ) from error
-
-
-def _replace(path: Path, text: str) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

@@ -18,8 +18,9 @@ import torch
 from shf.lab.baselines import registry
 from shf.lab.baselines.protocol import MethodSpec
 from shf.lab.choices import Choice, find_choice
-from shf.lab.experiments import EXPERIMENTS, OPTIONS, Experiment, ExperimentError, find, suggest
+from shf.lab.experiments import EXPERIMENTS, OPTIONS, Experiment, ExperimentError, find
 from shf.lab.runconfig import Pretraining, RunConfig
+from shf.lab.words import suggest
 
 
 @dataclass(frozen=True)

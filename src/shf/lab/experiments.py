@@ -7,12 +7,13 @@ This module does not import torch.
 from __future__ import annotations
 
 import dataclasses
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
+
+from shf.lab.words import suggest
 
 
 class ExperimentError(ValueError):
@@ -117,14 +118,6 @@ def find(name: str) -> Experiment:
         return EXPERIMENTS[name]
     except KeyError:
         raise ExperimentError(f"experiment {name!r} is unknown; {suggest(name, EXPERIMENTS)}") from None
-
-
-def suggest(name: str, known: Iterable[str]) -> str:
-    """'did you mean …' with the nearest of the known names, then all of them."""
-    names = sorted(known)
-    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    question = f"did you mean {nearest[0]!r}? " if nearest else ""
-    return f"{question}known: {', '.join(names)}"
 
 
 def _check(experiment: str, option: str, value: object, holds: bool, expected: str) -> None:

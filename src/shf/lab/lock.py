@@ -16,8 +16,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from shf.lab.bounded import read_at_most
-from shf.lab.records import write_atomically
+from shf.lab.files import read_at_most, write_atomically
 
 LOCK_FILE = ".lock"
 OWNER_FILE = "owner.json"

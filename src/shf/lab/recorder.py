@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from shf.lab.checkpoint import CheckpointStore
+from shf.lab.files import write_atomically
 from shf.lab.observer import Status
-from shf.lab.records import METRICS_FILE, RUN_FILE, SAMPLES_FILE, MetricsFile, Seal, write_atomically, write_run
+from shf.lab.records import METRICS_FILE, RUN_FILE, SAMPLES_FILE, MetricsFile, Seal, write_run
 from shf.lab.samples import encode_samples
 
 if TYPE_CHECKING:

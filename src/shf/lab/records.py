@@ -7,7 +7,6 @@ of the metrics (a `Seal`), of the samples, and of itself, so that a record edite
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
@@ -20,7 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from shf.lab.bounded import IrregularFileError, TooLargeError, open_regular, read_at_most
+from shf.lab.files import IrregularFileError, TooLargeError, open_regular, read_at_most, write_atomically
 from shf.lab.samples import SamplesError, read_samples
 
 SCHEMA = 1
@@ -57,30 +56,6 @@ class Seal:
         if not isinstance(record, Mapping) or not isinstance(record.get("bytes"), int) or record["bytes"] < 0:
             raise RecordError(f"not a seal: {record!r}; expected {{'bytes': n, 'sha256': '…'}}")
         return cls(record["bytes"], str(record.get("sha256")))
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace `path` as a whole or not at all, also through a crash: write beside it, sync, rename, sync."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        raise
-    _sync_directory(path.parent)
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class MetricsFile:

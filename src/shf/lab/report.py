@@ -20,8 +20,9 @@ from matplotlib.image import imsave
 from numpy.typing import NDArray
 
 from shf.lab.figures import Run, charts, metric_words, named, slug
+from shf.lab.files import write_atomically
 from shf.lab.plots import SERIES_COLOURS, draw, palette_css
-from shf.lab.records import RUN_FILE, RecordError, RunRecord, number, read_run, write_atomically
+from shf.lab.records import RUN_FILE, RecordError, RunRecord, number, read_run
 from shf.lab.words import duration
 
 

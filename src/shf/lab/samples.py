@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shf.lab.bounded import read_at_most
+from shf.lab.files import read_at_most
 from shf.lab.npz import NpzError, read_npz
 
 _MOST_BYTES = 1 << 24

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from shf.lab.records import write_atomically
+from shf.lab.files import write_atomically
 
 
 def _file() -> Path:

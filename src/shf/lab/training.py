@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from shf.batching import select_rows
 from shf.lab.baselines.protocol import Method
-from shf.lab.batches import batch_rows
+from shf.lab.batches import Batches, batch_rows
 from shf.lab.checkpoint import CheckpointMismatchError
 from shf.lab.costs import gradient_equivalents
 from shf.lab.problem import Problem
@@ -46,21 +46,6 @@ class Position:
     sums: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     batch: int = 0
-
-
-@dataclass(frozen=True)
-class _Batches:
-    """All batches of the training part, to be gone through as often as a method likes."""
-
-    rows: tuple[Tensor, ...]
-    inputs: Tensor
-    targets: Tensor
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return ((select_rows(self.inputs, rows), select_rows(self.targets, rows)) for rows in self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
 
 class Training:
@@ -197,7 +182,7 @@ class Training:
         """The batch's number of rows, and what the method's step takes."""
         data = self.problem.data
         if self._whole_data:
-            return self._batch_size, (_Batches(self._rows(), data.train_inputs, data.train_targets), None)
+            return self._batch_size, (Batches(self._rows(), data.train_inputs, data.train_targets), None)
         rows = self._rows()[self.position.index]
         return len(rows), (select_rows(data.train_inputs, rows), select_rows(data.train_targets, rows))
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from shf.batching import count_rows, select_rows
 from shf.lab.baselines.protocol import Loss, Method, MethodSpec
-from shf.lab.batches import batch_rows
+from shf.lab.batches import Batches, batch_rows
 from shf.lab.choices import (
     Choice,
     ChoicesError,
@@ -220,18 +220,6 @@ def _edges(spec: MethodSpec, settings: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(n for n, values in spec.grid.items() if len(values) > 2 and settings[n] in (values[0], values[-1]))
 
 
-@dataclass(frozen=True)
-class _Batches:
-    """Batches of a data set, cut out anew at every pass so that many trials do not hold as many copies of it."""
-
-    inputs: Any
-    targets: Any
-    parts: Sequence[torch.Tensor]
-
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        return ((select_rows(self.inputs, part), select_rows(self.targets, part)) for part in self.parts)
-
-
 @dataclass
 class _Run:
     """A trial at work: it trains in portions and is scored after each."""
@@ -287,7 +275,7 @@ class _Run:
         """Steps without end, each yielding the objective it saw."""
         size = subject.batch if self.spec.batch == "experiment" else int(self.spec.batch)
         parts = batch_rows(len(self.rows.train), size, seed=self.seed, epoch=0)
-        batches = _Batches(subject.inputs, subject.targets, [self.rows.train[part] for part in parts])
+        batches = Batches([self.rows.train[part] for part in parts], subject.inputs, subject.targets)
         steps: Iterable[tuple[Any, Any]] = [(batches, None)] if self.spec.reads_batches else batches
         subject.model.train()
         while True:

@@ -1,8 +1,10 @@
-"""Figures in words, the same everywhere a person reads them. No torch here."""
+"""What is said the same way everywhere a person reads it. No torch here."""
 
 from __future__ import annotations
 
+import difflib
 import math
+from collections.abc import Iterable
 
 
 def duration(seconds: float) -> str:
@@ -15,3 +17,11 @@ def duration(seconds: float) -> str:
     if minutes < 90:
         return f"{minutes} min"
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """'did you mean …' with the nearest of the known names, then all of them."""
+    names = sorted(known)
+    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    question = f"did you mean {nearest[0]!r}? " if nearest else ""
+    return f"{question}known: {', '.join(names)}"

@@ -1,11 +1,11 @@
 """All methods by name."""
 
-import difflib
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from shf.lab.baselines import borrowed, dropout_sgd, ksd, second_order, torch_methods, vsgd
 from shf.lab.baselines.protocol import MethodSpec
+from shf.lab.words import suggest
 
 __all__ = ["METHODS", "MethodSpec", "find"]
 
@@ -22,6 +22,4 @@ def find(name: str) -> MethodSpec:
     """The method of that name; an unknown name gets an error that offers the nearest known one."""
     if name in METHODS:
         return METHODS[name]
-    near = difflib.get_close_matches(name, METHODS, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise ValueError(f"no optimizer is called {name!r}; {hint}known: {', '.join(METHODS)}")
+    raise ValueError(f"no optimizer is called {name!r}; {suggest(name, METHODS)}")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+from shf.lab.words import suggest
 
 from . import mnist, reuters, usps
 from .errors import DataError
@@ -83,9 +84,4 @@ def collection_name(dataset: str) -> str:
     """The collection that the data set is made from; an unknown name is an error that offers the nearest."""
     if dataset in OF_DATASET:
         return OF_DATASET[dataset]
-    near = difflib.get_close_matches(dataset, OF_DATASET, n=1)
-    raise DataError(
-        f"unknown data set {dataset!r}"
-        + (f"; did you mean {near[0]!r}?" if near else ".")
-        + f" There are: {', '.join(OF_DATASET)}."
-    )
+    raise DataError(f"unknown data set {dataset!r}; {suggest(dataset, OF_DATASET)}")

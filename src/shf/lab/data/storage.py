@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import filelock
 
-from shf.lab.bounded import IrregularFileError, TooLargeError, read_at_most
+from shf.lab.files import IrregularFileError, TooLargeError, read_at_most, write_atomically
 
 from .errors import DamagedDataError, DataError
 from .places import CACHE_VARIABLE
@@ -33,19 +31,11 @@ def read_bounded(path: Path, limit: int) -> bytes:
 
 def write_atomic(path: Path, content: bytes) -> None:
     """Write a file so that at every moment, also after a crash, it is absent, the old one or the whole new one."""
-    scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with scratch.open("xb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        scratch.replace(path)
+        write_atomically(path, content)
     except OSError as fault:
         raise DataError(_cannot_write(path, len(content), fault)) from fault
-    finally:
-        with contextlib.suppress(OSError):  # the fault that matters is the one above
-            scratch.unlink(missing_ok=True)
 
 
 def _cannot_write(path: Path, size: int, fault: OSError) -> str:

@@ -14,9 +14,10 @@ import numpy as np
 
 from shf.lab.experiments import find
 from shf.lab.figures import metric_words
+from shf.lab.files import write_atomically
 from shf.lab.pages import filled
 from shf.lab.plots import Chart, Series, draw
-from shf.lab.records import RunRecord, write_atomically
+from shf.lab.records import RunRecord
 from shf.lab.report import find_runs, read_verified
 from shf.lab.rerun.claims import CLAIMS, Claim, Records, final, reached
 from shf.lab.rerun.entries import ABLATED, Ablated, Tuning

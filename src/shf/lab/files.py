@@ -1,7 +1,9 @@
-"""Files from elsewhere, opened without risk: never a pipe that nobody writes to, never more bytes than expected."""
+"""Files read without risk, whoever wrote them (no pipe that nobody writes to, no more bytes than expected), and written
+as a whole or not at all."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from pathlib import Path
@@ -33,3 +35,27 @@ def read_at_most(path: Path, limit: int) -> bytes:
         if size > limit:
             raise TooLargeError(f"{path}: {size} bytes, expected at most {limit}")
         return stream.read(size)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace `path` as a whole or not at all, also through a crash: write beside it, sync, rename, sync."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise
+    _sync_directory(path.parent)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
