@@ -79,3 +79,19 @@ def test_parameters_that_join_later_have_an_average_from_then_on():
     with optimizer.averaged():
         inside = model[0].weight.detach().clone()
     assert torch.equal(inside, model[0].weight)
+
+
+def test_a_frozen_parameter_shows_itself_not_an_old_average():
+    optimizer, _ = trained(10)
+    first = optimizer.model[0]
+    for p in first.parameters():
+        p.requires_grad_(False)
+    optimizer.step(*labelled(seed=20))
+    with torch.no_grad():
+        first.weight.fill_(7.0)
+    with optimizer.averaged():
+        assert bool((first.weight == 7.0).all())
+    first.weight.requires_grad_(True)
+    optimizer.step(*labelled(seed=21))
+    with optimizer.averaged():  # its average begins anew, where it is trained again
+        assert 6.0 < first.weight.mean().item() < 8.0

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -307,3 +308,10 @@ def test_presets_may_be_overridden():
 def test_the_model_must_be_a_module(kind):
     with pytest.raises(TypeError, match=rf"{kind.__name__}\(model=.*\): expected a torch.nn.Module"):
         kind(torch.relu, nn.CrossEntropyLoss())
+
+
+def test_numbers_of_numpy_are_numbers():
+    config = shf.SHF(
+        mlp(), nn.CrossEntropyLoss(), cg_iterations=np.int64(4), damping=np.float32(0.5), seed=np.int64(7)
+    ).config
+    assert (config.cg_iterations, config.damping) == (4, 0.5)

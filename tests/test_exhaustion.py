@@ -11,6 +11,7 @@ from torch import nn
 import shf
 from helpers import identical, labelled, mlp, normalised, snapshot
 from shf.exhaustion import is_out_of_memory
+from shf.ranks import RankError
 
 CE = nn.CrossEntropyLoss()
 
@@ -121,3 +122,9 @@ def test_hf_says_so_of_its_largest_batch():
     loss.armed = True
     with pytest.raises(shf.StepMemoryError, match="9 rows were in memory at once; use microbatch=4"):
         optimizer.step([labelled(5), labelled(9, seed=1)], curvature=labelled(4))
+
+
+def test_another_processs_lack_of_memory_is_not_ones_own():
+    assert not is_out_of_memory(
+        RankError("rank 1 raised RuntimeError: DefaultCPUAllocator: can't allocate memory", [1])
+    )

@@ -68,7 +68,7 @@ def test_it_is_measured_when_asked_for():
 
 def test_a_model_with_batch_statistics_and_a_single_row():
     assert noise(normalised(), labelled()) > 0
-    assert noise(mlp(), labelled(1)) == 0
+    assert shf.SHF(mlp(), CE, noise_every=1).step(*labelled(1)).gradient_noise is None
 
 
 # --- the size -----------------------------------------------------------------------------------------------------------
@@ -140,3 +140,27 @@ def test_a_loader_continues_where_it_was():
 def test_data_without_a_common_length_are_refused(data):
     with pytest.raises(ValueError, match="expected one length"):
         shf.GrowingLoader(data, 1)
+
+
+def test_a_list_of_samples_is_a_dataset():
+    inputs, targets = labelled()
+    samples = list(zip(inputs, targets, strict=True))
+    loader, same = shf.GrowingLoader(samples, 5), shf.GrowingLoader((inputs, targets), 5)
+    assert len(loader) == 3
+    for (x, t), (x_, t_) in zip(loader, same, strict=True):
+        assert torch.equal(x, x_)
+        assert torch.equal(t, t_)
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "words"),
+    [
+        ((torch.zeros(5, 2).numpy(), torch.zeros(5)), {"batch_size": 2}, "expected a Dataset, a list of samples"),
+        (labelled(), {"batch_size": 5.0}, r"batch_size=5.0\): must be a whole number"),
+        (labelled(), {"batch_size": None}, r"batch_size=None\): must be a whole number"),
+        (labelled(), {"batch_size": 5, "largest": 7.5}, r"largest=7.5\): must be a whole number"),
+    ],
+)
+def test_other_data_and_sizes_are_refused(data, options, words):
+    with pytest.raises(TypeError, match=words):
+        shf.GrowingLoader(data, **options)

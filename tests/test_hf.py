@@ -239,3 +239,21 @@ def test_repr_and_info():
     optimizer = shf.HF(mlp(), CE)
     assert repr(optimizer).startswith("HF(damping=1.0, damping_factor=0.666")
     assert isinstance(optimizer.step([labelled()], curvature=labelled(4)), shf.StepInfo)
+
+
+@pytest.mark.parametrize("options", [{"curvature_batch": 5}, {"curvature_rows": "strided"}, shf.presets.classifier])
+def test_options_about_the_curvature_batch_are_refused(options):
+    with pytest.raises(ValueError, match=r"give the curvature batch to step"):
+        shf.HF(mlp(), CE, **options)
+
+
+@pytest.mark.parametrize(
+    ("batches", "curvature"),
+    [(labelled()[0], labelled()), ([labelled()], labelled()[0]), ([(*labelled(), None)], labelled())],
+)
+def test_what_is_no_pair_is_refused(batches, curvature):
+    optimizer = shf.HF(mlp(), CE)
+    before = snapshot(optimizer)
+    with pytest.raises(TypeError, match=r"expected \(inputs, targets\) pairs in both"):
+        optimizer.step(batches, curvature)
+    assert identical(snapshot(optimizer), before)

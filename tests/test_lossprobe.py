@@ -1,13 +1,17 @@
 """A loss is one function of outputs and targets, and scales with rows as it says; if not, the first step refuses it."""
 
+import copy
 import functools
 import random
+import warnings
 
 import pytest
+import torch
 import torch.nn.functional as F
+from torch import nn
 
 import shf
-from helpers import identical, labelled, mlp, normalised, snapshot
+from helpers import identical, labelled, mlp, normalised, snapshot, valued
 
 BATCH = labelled()
 
@@ -96,3 +100,33 @@ def test_a_loss_that_cannot_be_called_on_one_row_is_taken():
 def test_hf_looks_too():
     with pytest.raises(ValueError, match="give reduction='sum'"):
         shf.HF(mlp(), summed).step([BATCH], BATCH)
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "data"),
+    [
+        (nn.Sequential(mlp(), nn.LogSoftmax(1)), nn.NLLLoss(), BATCH),
+        (mlp(), nn.L1Loss(), valued()),
+    ],
+    ids=["nll", "l1"],
+)
+def test_a_loss_without_curvature_gets_a_warning(model, loss, data):
+    with pytest.warns(shf.SHFWarning, match="has no curvature in the outputs"):
+        shf.SHF(model, loss).step(*data)
+
+
+@pytest.mark.parametrize("loss", [nn.MSELoss(), nn.HuberLoss(delta=0.5), nn.SmoothL1Loss()])
+def test_a_curved_one_gets_none(loss):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        shf.SHF(mlp(), loss).step(*valued())
+
+
+def test_batchmean_is_a_mean_over_rows():
+    loss = nn.KLDivLoss(reduction="batchmean", log_target=False)
+    targets = torch.softmax(valued()[1], 1)
+    optimizer = shf.SHF(mlp(), lambda z, t: loss(z.log_softmax(1), t), seed=1)
+    twin = shf.SHF(copy.deepcopy(optimizer.model), nn.CrossEntropyLoss(), seed=1)
+    assert shf.SHF(mlp(), loss).loss.reduction.value == "mean"
+    found = [o.step(BATCH[0], targets).loss_after - o.step(BATCH[0], targets).loss_after for o in (optimizer, twin)]
+    assert found[0] == pytest.approx(found[1], rel=1e-9)

@@ -368,6 +368,15 @@ def test_a_group_can_be_added():
     assert all(optimizer.state[p]["delta"].shape == p.shape for p in model.parameters())
 
 
+def test_groups_may_hold_named_parameters_or_nothing():
+    model = mlp()
+    groups = [{"params": []}, {"params": list(model[2].named_parameters()), "weight_decay": 0.2}]
+    optimizer = shf.SHF(model, CE, groups)
+    optimizer.add_param_group({"params": model[0].named_parameters(), "weight_decay": 0.3})
+    assert optimizer.step(*labelled()).accepted
+    assert decays(optimizer) == {"0.weight": 0.3, "0.bias": 0.3, "2.weight": 0.2, "2.bias": 0.2}
+
+
 @pytest.mark.parametrize(
     "give",
     [

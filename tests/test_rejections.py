@@ -15,7 +15,8 @@ from helpers import identical, labelled, mlp, snapshot
 from shf.batching import Batch
 from shf.cg import CGStop
 from shf.damping import DampingBound
-from shf.diagnosis import describe, diagnose, skipped_step
+from shf.diagnosis import describe, diagnose
+from shf.step import StepInfo
 
 CE = nn.CrossEntropyLoss()
 x, t = labelled()
@@ -120,18 +121,6 @@ def test_the_counter_is_part_of_the_state():
     assert warned(other, 4)[0] == [2]
 
 
-def test_a_state_from_before_there_was_a_counter_loads():
-    """Fails without the default in `load_state_dict`: a KeyError in the first step."""
-    optimizer = shf.SHF(mlp(), CE)
-    optimizer.step(x, t)
-    saved = copy.deepcopy(optimizer.state_dict())
-    del saved["param_groups"][0]["shf"]["rejections"]
-    other = shf.SHF(mlp(), CE)
-    other.load_state_dict(saved)
-    assert identical(other.state_dict(), optimizer.state_dict())
-    other.step(x, t)
-
-
 # --- the words ----------------------------------------------------------------------------------------------------------
 
 INFO = shf.StepInfo(2.0, 2.0, 1.0, -math.inf, 3.0, 0.0, 1, 3, CGStop.ITERATIONS, False, 9, 0, 1, 3)
@@ -158,7 +147,7 @@ def test_the_advice_belongs_to_the_symptom(changes, advice):
 
 
 def test_a_skipped_step_says_that_nothing_moved():
-    info = skipped_step(0.5, "the data")
+    info = StepInfo.of_skipped(0.5, "the data")
     assert (info.accepted, info.step_size, info.damping, info.skipped) == (False, 0.0, 0.5, "the data")
 
 

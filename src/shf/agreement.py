@@ -25,7 +25,7 @@ def differences(texts: Sequence[str]) -> tuple[str, list[int]]:
     found, ranks = [], []
     for rank, text in enumerate(texts[1:], start=1):
         other = _entries(json.loads(text))
-        keys = [key for key in {**first, **other} if first.get(key, _ABSENT) != other.get(key, _ABSENT)]
+        keys = [key for key in {**first, **other} if str(first.get(key, _ABSENT)) != str(other.get(key, _ABSENT))]
         found += [
             f"{key} is {first.get(key, _ABSENT)} on rank 0, {other.get(key, _ABSENT)} on rank {rank}" for key in keys
         ]

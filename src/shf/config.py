@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
@@ -188,22 +189,17 @@ class HFConfig(Config):
         check = _Checker(self._owner, self)
         check.number("progress_tolerance", least=0.0)
         check.number("iterate_spacing", above=1.0)
-        for name, value in _ONLY_SHF.items():
+        for name, value in (("damping", "auto"), ("preconditioner", "kronecker")):
             if getattr(self, name) == value:
                 raise ValueError(f"HF({name}={value!r}): only shf.SHF has it")
-        for name in ("averaging", "noise_every"):
-            if getattr(self, name):
-                raise ValueError(f"HF({name}={getattr(self, name)!r}): only shf.SHF has it")
-
-
-_ONLY_SHF = {
-    "damping": "auto",
-    "damping_rule": "held-out",
-    "cg_worth": True,
-    "delta_momentum": "exact",
-    "preconditioner": "kronecker",
-}
-"""What is beyond the paper and does not fit the batch method."""
+        for name in ("damping_rule", "cg_worth", "delta_momentum", "averaging", "noise_every"):
+            if (value := getattr(self, name)) != getattr(Config, name):
+                raise ValueError(f"HF({name}={value!r}): only shf.SHF has it")
+        for name in ("curvature_batch", "curvature_rows"):
+            if (value := getattr(self, name)) != getattr(Config, name):
+                raise ValueError(
+                    f"HF({name}={value!r}): give the curvature batch to step, step(batches, curvature=...)"
+                )
 
 
 @dataclass(frozen=True)
@@ -238,7 +234,7 @@ class _Checker:
             if bound is not None
         ]
         expected = "a number " + " and ".join(bounds) + (f", {or_else}" if or_else else "")
-        fine = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        fine = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
         if (
             not fine
             or (least is not None and value < least)
@@ -258,7 +254,7 @@ class _Checker:
         value = getattr(self.settings, name)
         if optional and value is None:
             return
-        if not isinstance(value, int) or isinstance(value, bool):
+        if not isinstance(value, Integral) or isinstance(value, bool):
             self._fail(name, "a whole number" + (" or None" if optional else ""))
         if value < least:
             self._fail(name, f"at least {least}" + (" or None" if optional else ""))

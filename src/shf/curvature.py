@@ -101,14 +101,23 @@ def gauss_newton_product(
     """
     model = unwrap(model)
     parameters = [p for p in model.parameters() if p.requires_grad] if params is None else list(params)
+    if not parameters:
+        raise ValueError(
+            "gauss_newton_product: no parameter to differentiate by: none requires grad, or params is empty"
+        )
     network = Network(model, parameters, forward)
     batch = Batch.of(inputs, targets)
-    with preserved_global_state(), torch.enable_grad(), twice_differentiable_kernels(network.device):
+    with (
+        preserved_global_state(),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        twice_differentiable_kernels(network.device),
+    ):
         jacobian = Jacobian(network, batch, Draws(seed, batch.rows))
         hessian = Loss(loss).expand(jacobian.outputs, targets).hessian()
 
     def product(vector: Tensor) -> Tensor:
-        with preserved_global_state(), twice_differentiable_kernels(network.device):
+        with preserved_global_state(), torch.inference_mode(False), twice_differentiable_kernels(network.device):
             return jacobian.vjp(hessian(jacobian.jvp(vector)))
 
     return product

@@ -1,6 +1,5 @@
 """After many steps in a row that did not move the parameters: what λ, ρ, gradient and batch look like, and what to try."""
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,27 +14,6 @@ from shf.tree import leaves
 
 _NEGLIGIBLE = 1e-7
 """A gradient that is this small beside the loss: single precision cannot tell what a step along it changes."""
-
-
-def skipped_step(damping: float, why: str) -> StepInfo:
-    """What is reported of a batch that was passed over: one gradient pass, and nothing moved."""
-    return StepInfo(
-        loss_before=math.nan,
-        loss_after=math.nan,
-        gradient_norm=math.nan,
-        reduction_ratio=-math.inf,
-        damping=damping,
-        step_size=0.0,
-        chosen_iterate=0,
-        cg_steps=0,
-        cg_stop=CGStop.NON_FINITE,
-        accepted=False,
-        evaluations=0,
-        failed_trials=0,
-        gradients=1,
-        products=0,
-        skipped=why,
-    )
 
 
 def diagnose(info: StepInfo, rejections: int, batch: Batch) -> str:

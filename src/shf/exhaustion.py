@@ -5,6 +5,8 @@ from contextlib import contextmanager
 
 import torch
 
+from shf.ranks import RankError
+
 _ALLOCATOR_WORDS = ("can't allocate memory", "not enough memory", "out of memory", "cannot allocate memory")
 
 
@@ -24,6 +26,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """torch's CPU allocator raises a plain RuntimeError, CUDA's its own error, Python MemoryError."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
+    if isinstance(error, RankError):  # another process's words
+        return False
     return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _ALLOCATOR_WORDS)
 
 

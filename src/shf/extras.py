@@ -27,22 +27,22 @@ class Extras:
     Attributes:
         network: with its present parameters.
         state: the optimizer's.
+        damping: λ to begin with.
+        iteration: number of the step.
         renewal: the Kronecker preconditioner.
         heldout: the rule that hears the next batch.
-        damping: λ to begin with.
         floor: λ's, from the curvature; 0 where the settings' own is all there is.
         averaging: what the running average of iterates keeps; 0 for none.
-        iteration: number of the step.
     """
 
     network: Network
     state: OptimizerState
-    renewal: Renewal | None
-    heldout: HeldOut | None
     damping: float
-    floor: float
-    averaging: float
     iteration: int
+    renewal: Renewal | None = None
+    heldout: HeldOut | None = None
+    floor: float = 0.0
+    averaging: float = 0.0
 
     @property
     def rule(self) -> Rule:
@@ -85,7 +85,7 @@ def make_extras(
         renewal = Renewal(memory, network, state, scalars, iteration, schedule)
     if config.damping_rule == "held-out":
         heldout = HeldOut(network, state, scalars, config.damping_factor, ranks)
-    return Extras(network, state, renewal, heldout, damping, floor, config.averaging, iteration)
+    return Extras(network, state, damping, iteration, renewal, heldout, floor, config.averaging)
 
 
 def make_solver(config: Config, rows: int) -> Solver:

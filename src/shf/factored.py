@@ -7,6 +7,7 @@ multiplications, not from a clock: runs repeat exactly.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 import torch
@@ -81,11 +82,12 @@ class FactorMemory:
     def inverse(self, factors: Factors, damping: float, decay: Decay) -> Inverse:
         tensors, numbers = factors.tensors(), (damping, *decay.weights)
         if self._known is not None:
-            same = len(self._known[0]) == len(tensors) and all(map(_is, self._known[0], tensors))
+            same = len(self._known[0]) == len(tensors) and all(map(is_, self._known[0], tensors))
             if same and self._known[1] == numbers:
                 return self._known[2]
-        self._known = (tensors, numbers, invert(factors, damping, decay))
-        return self._known[2]
+        inverse = invert(factors, damping, decay)
+        self.know(factors, damping, decay, inverse)
+        return inverse
 
     def know(self, factors: Factors, damping: float, decay: Decay, inverse: Inverse) -> None:
         self._known = (factors.tensors(), (damping, *decay.weights), inverse)
@@ -237,7 +239,3 @@ def _entries(network: Network, state: OptimizerState) -> list[dict[str, Tensor]]
 
 def _shape(entry: dict[str, Tensor]) -> tuple[int, int] | None:
     return (len(entry[_INPUT]), len(entry[_OUTPUT])) if _INPUT in entry and _OUTPUT in entry else None
-
-
-def _is(a: Tensor, b: Tensor) -> bool:
-    return a is b

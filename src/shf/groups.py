@@ -18,12 +18,11 @@ def check_decay(owner: str, weight_decay: Any) -> None:
 def make_groups(model: nn.Module, params: Parameters | None, weight_decay: float) -> list[dict[str, Any]]:
     """Parameter groups. Where none are given explicitly, weights (ndim ≥ 2) decay and the rest does not."""
     given = list(model.parameters() if params is None else params)
-    # pairs are those of `named_parameters()`, as torch takes them
-    given = [p[1] if isinstance(p, tuple) and len(p) == 2 else p for p in given]
     if not given:
         raise ValueError("the model has no parameters" if params is None else "params is empty")
     if all(isinstance(group, dict) for group in given):
         return [dict(group) for group in given]  # type: ignore[call-overload]
+    given = _unnamed(given)
     if not all(isinstance(p, Tensor) for p in given):
         raise TypeError(
             f"params: expected parameters or dicts of them, got {sorted({type(p).__name__ for p in given})}"
@@ -33,6 +32,17 @@ def make_groups(model: nn.Module, params: Parameters | None, weight_decay: float
     others = [p for p in parameters if p.ndim < 2]
     groups = [{"params": weights, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
+
+
+def members(group: Mapping[str, Any]) -> list[Tensor]:
+    """The parameters of a group, which may be one, several, or pairs with their names."""
+    params = group["params"]
+    return [params] if isinstance(params, Tensor) else _unnamed(params)
+
+
+def _unnamed(params: Iterable[Any]) -> list[Any]:
+    """Parameters out of pairs such as those of `named_parameters()`, as torch takes them too."""
+    return [p[1] if isinstance(p, tuple) and len(p) == 2 else p for p in params]
 
 
 def trainable(model: nn.Module, groups: Sequence[Mapping[str, Any]]) -> list[nn.Parameter]:

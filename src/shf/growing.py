@@ -7,6 +7,7 @@ it is not, |S| = tr Σ / (θ² ‖∇f_S‖²) would be. Early on gradients are 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -83,8 +84,11 @@ class GrowingLoader:
         tolerance: float = 0.7,
         seed: int = 0,
     ) -> None:
-        self._tensors = tuple(data) if isinstance(data, list | tuple) else None
+        self._tensors = _as_tensors(data)
         self._data = data
+        for name, value in (("batch_size", batch_size), ("largest", largest)):
+            if not (isinstance(value, Integral) or (name == "largest" and value is None)):
+                raise TypeError(f"GrowingLoader({name}={value!r}): must be a whole number")
         lengths = {len(t) for t in self._tensors} if self._tensors is not None else {len(data)}  # type: ignore[arg-type]
         if len(lengths) != 1 or 0 in lengths:
             raise ValueError(f"data of lengths {sorted(lengths)}: expected one length, at least 1")
@@ -129,3 +133,15 @@ class GrowingLoader:
         if self._tensors is not None:
             return tuple(select_rows(t, rows) for t in self._tensors)
         return default_collate([self._data[int(i)] for i in rows])
+
+
+def _as_tensors(data: Any) -> tuple[Tensor, ...] | None:
+    """Tensors that have rows in common; None for a dataset, which a list of samples is too."""
+    if not isinstance(data, list | tuple):
+        return None
+    if data and all(isinstance(t, Tensor) for t in data):
+        return tuple(data)
+    if isinstance(data, list):
+        return None
+    found = ", ".join(sorted({type(t).__name__ for t in data}))
+    raise TypeError(f"GrowingLoader(data=({found})): expected a Dataset, a list of samples, or a tuple of tensors")

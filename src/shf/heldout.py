@@ -34,7 +34,7 @@ from shf.cg import Dot
 from shf.flat import all_finite
 from shf.network import Network
 from shf.ranks import Ranks
-from shf.remembered import OptimizerState, recall, remember
+from shf.remembered import OptimizerState, forget_others, recall, remember
 
 LOW, HIGH = 0.05, 0.25
 """q below LOW raises λ, above HIGH lowers it."""
@@ -169,6 +169,7 @@ class HeldOut:
         )
         for p, piece in zip(self._network.parameters, pieces, strict=True):
             remember(self._state, p, moved=piece)
+        forget_others(self._network, self._state, "moved")
         return {
             _UNIT: max(gain, average / 3),
             _GAIN: average,

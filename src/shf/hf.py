@@ -54,7 +54,7 @@ class HF(SHF):
             demand.separable = layout.separable
             problem = _BatchProblem(self, own.network, batches, batch, layout, meeting.shares, seed, ranks)
             solver = Solver(geometric(self.config.iterate_spacing), relative_progress(self.config.progress_tolerance))
-            plain = Extras(own.network, self.state, None, None, self.damping, 0.0, 0.0, self._scalars["iteration"])
+            plain = Extras(own.network, self.state, self.damping, self._scalars["iteration"])
             return self._iterate(problem, own.network, lambda: problem.buffers, ranks, batch, solver, plain)
 
     def _prepare_data(
@@ -67,13 +67,20 @@ class HF(SHF):
             )
         network = self._network()
         refuse_unsupported(network, ranks)
-        sizes = [self._count(inputs) for inputs, _ in batches]
+        sizes = [self._count(inputs) for inputs, _ in map(_pair, batches)]
         if not sum(sizes) and not ranks.several:
             raise ValueError("batches is empty: expected at least one (inputs, targets) pair")
-        batch = Batch.of(*curvature, self._select, self._count, may_be_empty=ranks.several)
+        batch = Batch.of(*_pair(curvature), self._select, self._count, may_be_empty=ranks.several)
         demand.rows = max([batch.rows, *sizes])
         layout = self._find_layout(network, batch)
         return self._participation(network, [sum(sizes), len(sizes), batch.rows], (batch, layout))
+
+
+def _pair(batch: Any) -> tuple[Any, Any]:
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        found = f"{len(batch)} of them" if isinstance(batch, tuple | list) else f"a {type(batch).__name__}"
+        raise TypeError(f"HF.step(batches, curvature): expected (inputs, targets) pairs in both, got {found}")
+    return batch[0], batch[1]
 
 
 class _BatchProblem:

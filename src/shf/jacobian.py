@@ -23,7 +23,7 @@ from shf.batching import Batch
 from shf.network import Network
 from shf.randomness import Draws
 from shf.recording import Calls
-from shf.rows import RowAxis, join_outputs
+from shf.rows import RowAxis, even_chunks, join_outputs
 from shf.steady import named_tensors
 from shf.tree import leaves, map_leaves
 
@@ -92,7 +92,7 @@ class Jacobian:
         self._axes = axes
         self._record = record
         self._steady = steady
-        self._chunks = list(torch.arange(self.rows).split(microbatch or self.rows))
+        self._chunks = even_chunks(self.rows, microbatch or self.rows)
         self._kept: Graph | None = None
         if len(self._chunks) == 1:
             self._kept, self.outputs = self._forward(self._chunks[0], self.buffers)
@@ -111,7 +111,7 @@ class Jacobian:
         for number, (chunk, graph) in enumerate(self._graphs()):
             ends = [*self._part(cotangents, chunk), *(steady[number] if steady else ())]
             part = self.pull(graph, ends, graph.theta)
-            flat = self.network.shapes.flatten(part, cotangents[0], out=out if total is None else None)
+            flat = self.network.shapes.flatten(part, graph.theta[0], out=out if total is None else None)
             total = flat if total is None else total.add_(flat)
         assert total is not None
         return total
@@ -145,7 +145,8 @@ class Jacobian:
         found = self._axes[index] if index < len(self._axes) else RowAxis(0)
         if found is None:
             raise ValueError(
-                f"output number {index} of the model is shared by all rows: it has no row of its own per case"
+                f"output number {index} of the model is shared by all rows, where one for each row is needed: return it "
+                "once per row, or use preconditioner=None, microbatch=None and noise_every=None"
             )
         return found
 

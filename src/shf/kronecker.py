@@ -57,6 +57,8 @@ def find_blocks(network: Network) -> list[Block]:
         weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
         if not _fits(module) or id(weight) not in numbers or any(held[id(p)] > 1 for p in module.parameters()):
             continue
+        if not weight.numel():  # type: ignore[union-attr]
+            continue
         trained = numbers.get(id(bias)) if bias is not None else None
         outputs, inputs = len(weight), weight[0].numel() + (trained is not None)  # type: ignore[arg-type, index]
         if max(inputs, outputs) <= _LARGEST:

@@ -34,7 +34,7 @@ def explained_gradient(
     for _, graph, part in jacobian.graphs_with(cotangents):
         known = _single_calls(jacobian, graph, blocks)
         pulled = jacobian.pull(graph, part, [*graph.theta, *(call for _, call in known.values())])
-        flat = shapes.flatten(pulled[:theta], cotangents[0])
+        flat = shapes.flatten(pulled[:theta], graph.theta[0])
         total = flat if total is None else total.add_(flat)
         gradients = dict(zip(known, pulled[theta:], strict=True))
         for i, block in enumerate(blocks):

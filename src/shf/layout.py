@@ -52,9 +52,14 @@ NO_ROWS = Layout([], [], {}, separable=True)
 
 def signature(network: Network, batch: Batch) -> object | None:
     """What a layout depends on. None if that cannot be told from the inputs, as with data that holds no tensors."""
-    shapes = tuple((z.shape[1:], z.dtype) for z in leaves(batch.inputs))
-    flags = tuple(m.training for m in network.model.modules())
+    shapes = tuple((z.shape[1:] if z.shape[:1] == (batch.rows,) else z.shape, z.dtype) for z in leaves(batch.inputs))
+    flags = tuple((m.training, *_numbers(m)) for m in network.model.modules())
     return (shapes, flags, tuple(network.names)) if shapes else None
+
+
+def _numbers(module: nn.Module) -> list[float]:
+    """A module's own numbers, the probability of its dropout among them: at 0 it draws nothing."""
+    return [value for value in vars(module).values() if isinstance(value, float)]
 
 
 @torch.no_grad()
@@ -86,7 +91,8 @@ def find_layout(network: Network, batch: Batch, seed: int) -> Layout:
 
 
 class LayoutMemory:
-    """The last layout that was found; the model is looked at again only when its mode or the shape of its inputs changes.
+    """The last layout that was found; the model is looked at again only when its mode, its
+    numbers or the shape of its inputs change.
 
     A refusal is not remembered: what made the model fail on some rows may have been of that moment (out of memory).
     Nor is what a single row shows, or outputs that are not finite: they do not say whether rows influence each other.

@@ -69,6 +69,8 @@ class Loss:
         found = getattr(function, "reduction", None) or getattr(function, "keywords", {}).get(
             "reduction"
         )  # of a partial
+        if found == "batchmean":  # KLDivLoss: a sum over outputs, a mean over rows
+            found = "mean"
         chosen = reduction if reduction is not None else (found if isinstance(found, str) else "mean")
         if reduction is not None and isinstance(found, str) and found != reduction:
             raise ValueError(f"reduction={reduction!r} contradicts the loss object's own reduction={found!r}")
@@ -193,7 +195,7 @@ class LossExpansion:
         if not isinstance(targets, Tensor) or targets.is_floating_point() or z.ndim < 2:
             return None
         valid = (targets != elementary.ignore_index).to(z.dtype).unsqueeze(1)
-        scale = valid * factor if elementary.reduction == "sum" else valid / valid.sum()
+        scale = valid * factor if elementary.reduction == "sum" else valid / valid.sum().clamp_min(1)
         return z.detach().softmax(1), scale
 
     def _dense_root(self, signs: Callable[[Tensor], Tensor]) -> list[Tensor]:

@@ -12,7 +12,10 @@ from shf.losses import Loss, Reduction
 from shf.network import Network
 from shf.randomness import Draws
 from shf.rows import take_outputs
+from shf.surroundings import warn
 
+_FEW = 8
+"""Rows that the loss is looked at on: a Huber loss may be linear on some."""
 _NEAR = 1e-3
 """A relative difference that rounding makes; a mean and a sum differ by 1."""
 
@@ -21,7 +24,8 @@ _NEAR = 1e-3
 def refuse_contradictions(loss: Loss, network: Network, batch: Batch, layout: Layout, seed: int) -> None:
     """Refuses a loss that is not one function of outputs and targets, or that scales with rows otherwise than it says.
 
-    Nothing is said of a loss that cannot be called on so few rows, or is neither a mean nor a sum over them.
+    Nothing is said of a loss that cannot be called on so few rows, or is neither a mean nor a sum over them. One without
+    curvature gets a warning: B is zero then, and steps are those of gradient descent.
 
     Raises:
         RuntimeError: if it gives different numbers for the same outputs and targets.
@@ -29,9 +33,8 @@ def refuse_contradictions(loss: Loss, network: Network, batch: Batch, layout: La
     """
     if layout.obstacle is not None:
         return
-    first = torch.tensor([0, min(1, batch.rows - 1)])
-    few = batch.take(first)
-    with Draws(seed, 2).over():
+    few = batch.take(torch.arange(max(2, min(batch.rows, _FEW))) % batch.rows)
+    with Draws(seed, few.rows).over():
         outputs = network([p.detach() for p in network.parameters], few.inputs)
     once, again = (_value(loss, outputs, few.targets) for _ in range(2))
     if not math.isnan(once) and not math.isnan(again) and once != again:
@@ -39,6 +42,12 @@ def refuse_contradictions(loss: Loss, network: Network, batch: Batch, layout: La
             f"loss {loss.name} gives different numbers for the same outputs and targets ({once:.6g} and {again:.6g}): it "
             "draws random numbers or has a hidden state. Every evaluation in a step must see the same function; draw in "
             "the model's forward, where draws are frozen for the step"
+        )
+    if _is_flat(loss, outputs, few.targets):
+        warn(
+            f"loss {loss.name} has no curvature in the outputs: the Gauss-Newton matrix is zero, and steps are those of "
+            "gradient descent with the rate 1/λ; use one that is curved in them, such as nn.CrossEntropyLoss on logits in "
+            "place of nn.NLLLoss on log-probabilities"
         )
     if not layout.separable or any(axis is None for axis in layout.outputs):
         return
@@ -55,6 +64,20 @@ def refuse_contradictions(loss: Loss, network: Network, batch: Batch, layout: La
             f"loss {loss.name} {does} the rows of a batch (one row: {one:.6g}, the same row twice: {two:.6g}) but is taken "
             f"for a {loss.reduction.value} over them: give reduction={right!r}"
         )
+
+
+def _is_flat(loss: Loss, outputs: Any, targets: Any) -> bool:
+    """Whether L''u = 0 for a u without structure, where it can be found out and the gradient is not zero too."""
+    try:
+        expansion = loss.expand(outputs, targets)
+        if not expansion.value.isfinite() or not any(bool(g.any()) for g in expansion.gradient):
+            return False
+        u = [torch.randn_like(g) for g in expansion.gradient]
+        return not any(bool(h.any()) for h in expansion.hessian()(u))
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        if is_out_of_memory(error):
+            raise
+        return False
 
 
 def _value(loss: Loss, outputs: Any, targets: Any) -> float:

@@ -146,6 +146,16 @@ class Network:
                 names.append(key.removeprefix(_PREFIX))
         return names
 
+    def refuse_reshaped(self, buffers: Mapping[str, Tensor]) -> None:
+        """Refuses a pass that has changed a buffer's shape: it could not be written back in place."""
+        own = {_PREFIX + name: buffer.shape for name, buffer in self.model.named_buffers()}
+        for key, new in buffers.items():
+            if new.shape != own[key]:
+                raise ValueError(
+                    f"buffer {key.removeprefix(_PREFIX)} has shape {tuple(own[key])}, and {tuple(new.shape)} after a pass: "
+                    "expected one shape; register it with its final one, or keep such things outside of buffers"
+                )
+
     @torch.no_grad()
     def assign_buffers_(self, buffers: Mapping[str, Tensor]) -> None:
         """Writes buffers (as `buffers()` names them) into the module."""

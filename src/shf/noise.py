@@ -21,7 +21,7 @@ def half_difference(jacobian: Jacobian, cotangents: Sequence[Tensor], gradient: 
         gradient: g₁ + g₂ = J'∂L/∂z, flat.
     """
     first = jacobian.rows // 2
-    if first == 0:
+    if first == 0:  # this process's only row: it has no halves
         return torch.zeros_like(gradient)
     per_row = (torch.arange(jacobian.rows) < first).to(gradient)
     masked = [u * jacobian.axis(i).factor(per_row, u.ndim) for i, u in enumerate(cotangents)]

@@ -33,7 +33,7 @@ from shf.points import Points
 from shf.preconditioner import Preconditioner, gradient_and_diagonal, random_signs
 from shf.randomness import Draws, mix
 from shf.ranks import ALONE, Ranks, Share
-from shf.rows import RowAxis, join_outputs
+from shf.rows import RowAxis, even_chunks, join_outputs
 from shf.step import Curvature, Expansion
 from shf.terms import Terms, expand_terms, no_terms, own_decay, sum_terms
 from shf.tree import leaves
@@ -95,6 +95,7 @@ class Objective:
     Attributes:
         buffers: the module's buffers as the gradient pass left them; None before `expand`.
         rows: rows of the gradient batch, or of this process's share.
+        outputs: entries of the model's outputs on them, once `expand` has seen them.
         represents: rows that the curvature stands for, where the loss is a sum.
     """
 
@@ -114,7 +115,7 @@ class Objective:
         renewal: Renewal | None = None,
     ) -> None:
         self.buffers: dict[str, Tensor] | None = None
-        self.rows = batch.rows
+        self.rows, self.outputs = batch.rows, 0
         self._ranks = ranks
         self._share = share = share or Share(0, batch.rows, batch.rows)
         self.represents = share.total
@@ -222,10 +223,15 @@ class Objective:
         """Of this process's part in sums over all processes."""
         return self._share.rows / self._share.total if self._loss.reduction is Reduction.MEAN else 1.0
 
+    @property
+    def _noise(self) -> bool:
+        """Whether the gradient's noise is to be measured; a single row says nothing of it."""
+        return self._settings.noise and self._share.total > 1
+
     def _own_terms(self) -> Terms:
         wanted = self._settings.preconditioner
         if self._batch.rows == 0:
-            return no_terms(self._network, wanted, noise=self._settings.noise)
+            return no_terms(self._network, wanted, noise=self._noise)
         renew = self._renewal is not None and self._renewal.due
         both = (
             self._share.within(self._curvature_rows) is None
@@ -233,7 +239,7 @@ class Objective:
         J = self._make_jacobian(None, record=wanted.diagonal or renew, steady=both)
         self._drawless = not self._draws.drawn
         L = self._loss.expand(J.outputs, self._batch.targets)
-        value = L.value.item()
+        self.outputs, value = sum(u.numel() for u in L.gradient), L.value.item()
         if not math.isfinite(value):
             raise NonFiniteError(
                 f"loss {self._loss.name} is {value} at the present parameters, before the step{self._suspects()}"
@@ -249,6 +255,7 @@ class Objective:
             raise NonFiniteError(
                 f"the gradient is not finite at the present parameters, before the step{self._suspects()}"
             )
+        self._network.refuse_reshaped(J.buffers)
         if spoiled := self._network.spoiled(J.buffers):
             raise NonFiniteError(f"the batch would make {', '.join(spoiled)} not finite{self._suspects()}")
         if both:
@@ -256,7 +263,7 @@ class Objective:
         if (weight := self._weight) != 1:
             value, gradient = weight * value, gradient.mul_(weight)
             diagonal = None if diagonal is None else diagonal.mul_(weight)
-        noise = half_difference(J, [weight * u for u in L.gradient], gradient) if self._settings.noise else None
+        noise = half_difference(J, [weight * u for u in L.gradient], gradient) if self._noise else None
         return Terms(value, gradient, diagonal, J.buffers, noise)
 
     def _own_factors(self, blocks: Sequence[Block], others: Sequence[int]) -> tuple[Sequence[Sums], dict[int, Tensor]]:
@@ -289,7 +296,7 @@ class Objective:
         if self._batch.rows == 0:
             return 0.0
         chunks: Sequence[Tensor | None] = (
-            [None] if self._microbatch is None else torch.arange(self._batch.rows).split(self._microbatch)
+            [None] if self._microbatch is None else even_chunks(self._batch.rows, self._microbatch)
         )
         outputs = join_outputs([self._outputs(values, rows) for rows in chunks], self._layout.outputs)
         return self._weight * self._loss(outputs, self._batch.targets).item()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -17,11 +18,11 @@ from shf.averaging import swapped
 from shf.batching import Batch, Count, Select, count_rows, curvature_rows, select_rows
 from shf.config import Config
 from shf.decay import Decay
-from shf.diagnosis import diagnose, skipped_step
+from shf.diagnosis import diagnose
 from shf.exhaustion import explained_exhaustion
 from shf.extras import Extras, make_extras, make_solver
 from shf.factored import FactorMemory
-from shf.groups import Parameters, check_decay, decay_weights, make_groups, trainable
+from shf.groups import Parameters, check_decay, decay_weights, make_groups, members, trainable
 from shf.interruption import no_interrupts
 from shf.lastsolution import LastSolution, whole_deltas
 from shf.layout import NO_ROWS, Layout, LayoutMemory
@@ -100,7 +101,7 @@ class SHF(Optimizer):
             raise TypeError(f"{type(self).__name__}(model={model!r}): expected a torch.nn.Module")
         self.config = self._config_type.from_options(type(self).__name__, options)
         check_decay(type(self).__name__, weight_decay)
-        if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
+        if seed is not None and (not isinstance(seed, Integral) or isinstance(seed, bool)):
             raise ValueError(f"{type(self).__name__}(seed={seed!r}): must be a whole number or None")
         self.model = unwrap(model)
         self.loss = Loss(loss, reduction)
@@ -113,7 +114,7 @@ class SHF(Optimizer):
         self._factors = FactorMemory()
         self._surroundings = Surroundings(self.model)
         super().__init__(make_groups(self.model, params, weight_decay), {"weight_decay": weight_decay})
-        seed = int(torch.randint(2**62, ()).item()) if seed is None else seed
+        seed = int(torch.randint(2**62, ()).item() if seed is None else seed)
         self.param_groups[0]["shf"] = {
             "damping": math.nan if self.config.damping == "auto" else float(self.config.damping),
             "cg_decay": float(self.config.cg_decay),
@@ -193,11 +194,11 @@ class SHF(Optimizer):
                 ranks=ranks,
                 share=share,
             )
-            mean = None
+            mean, looks = None, 0  # at the curvature, for the first λ
             if math.isnan(self.damping):
                 plain = make(settings=replace(self._settings, preconditioner=Preconditioner.NONE, noise=False))
                 try:
-                    mean = mean_eigenvalue(plain, own.network.theta(), seed, ranks)
+                    mean, looks = mean_eigenvalue(plain, own.network.theta(), seed, ranks)
                 except NonFiniteError as error:
                     return self._pass_over(error, batch)
             extras = make_extras(
@@ -206,8 +207,9 @@ class SHF(Optimizer):
             objective = make(settings=self._settings, renewal=extras.renewal)
             solver = make_solver(config, share.total)
             info = self._iterate(objective, own.network, lambda: objective.buffers or {}, ranks, batch, solver, extras)
-            looked = mean is not None and info.skipped is None  # at the curvature, for the first λ
-            return replace(info, gradients=info.gradients + looked, products=info.products + looked)
+            if looks == 0 or info.skipped is not None:
+                return info
+            return replace(info, gradients=info.gradients + 1, products=info.products + looks)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -262,8 +264,7 @@ class SHF(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters of the model (for example unfrozen layers); others are refused."""
         own = {id(p) for p in self.model.parameters()}
-        params = param_group["params"]
-        params = [params] if isinstance(params, Tensor) else list(params)
+        params = members(param_group)
         if any(id(p) not in own for p in params):
             shapes = [tuple(p.shape) for p in params if id(p) not in own]
             raise ValueError(
@@ -286,10 +287,6 @@ class SHF(Optimizer):
                 f"the state was not saved by {type(self).__name__}: its first parameter group has no 'shf'"
             )
         super().load_state_dict(state_dict)
-        self.param_groups[0]["shf"] = {
-            **self._scalars,
-            "rejections": self._scalars.get("rejections", 0),
-        }  # older states have none
         self._last_solution.forget()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -305,7 +302,8 @@ class SHF(Optimizer):
 
     @property
     def _device(self) -> torch.device:
-        return self.param_groups[0]["params"][0].device  # type: ignore[no-any-return]
+        device: torch.device = next(p.device for group in self.param_groups for p in group["params"])
+        return device
 
     def _prepare(self, inputs: Any, targets: Any, ranks: Ranks) -> Participation:
         """What can be found wrong before anything is computed, and this process's part of the batch."""
@@ -407,7 +405,7 @@ class SHF(Optimizer):
         """A batch that is not finite: raises, or passes over it, and the next step is as if it had not been there."""
         if self.config.nonfinite != "skip":
             raise error
-        info = skipped_step(self.damping, str(error))
+        info = StepInfo.of_skipped(self.damping, str(error))
         self.param_groups[0]["shf"] = {**self._scalars, "rejections": self._count_rejections(info, batch)}
         return info
 

@@ -21,7 +21,7 @@ from torch.nn.functional import one_hot
 from shf.jacobian import Graph, Jacobian
 from shf.network import dense_gradients, holders
 from shf.recording import Call
-from shf.rows import RowAxis
+from shf.rows import RowAxis, even_chunks
 
 CallAxes = dict[nn.Module, list[RowAxis | None]]
 """For each module, in the order of its calls, where the rows lie in the call's input."""
@@ -66,7 +66,7 @@ def squared_vjp(jacobian: Jacobian, cotangents: Sequence[Tensor], *, axes: CallA
         axes: where the rows lie in each recorded call; None if cases influence each other (batch statistics), in which
             case only the fallback is right.
     """
-    shapes, like = jacobian.network.shapes, cotangents[0]
+    shapes, like = jacobian.network.shapes, jacobian.network.parameters[0]
     gradient, squares = layer_squares(jacobian, cotangents, axes=axes)
     left = [i for i, square in enumerate(squares) if square is None]
     if left:
@@ -191,7 +191,7 @@ def _layer_squares(module: nn.Module, values: dict[str, Tensor], uses: list[Use]
     if any(use.a.layout != torch.strided for use in uses):
         return {}
     if isinstance(module, nn.Linear):
-        return _summed(values, uses, lambda some: _linear_per_case(some))
+        return _summed(values, uses, _linear_per_case)
     return _summed(values, uses, lambda some: _pullback_per_case(module, values, some))
 
 
@@ -199,7 +199,7 @@ def _own_formula(module: "HasPerCaseSquares", values: dict[str, Tensor], use: Us
     """A layer that brings its own formula; its own gradient is the test of whether it was used once only."""
     leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
     with torch.enable_grad():
-        z = functional_call(module, leaves, (use.a,))  # type: ignore[arg-type]
+        z = _apart(module, leaves, use.a)  # type: ignore[arg-type]
     gradients = torch.autograd.grad(z, list(leaves.values()), use.g)
     squares = module.per_case_squares(use.a, use.g)
     return {
@@ -248,12 +248,28 @@ def _pullback_per_case(module: nn.Module, values: dict[str, Tensor], uses: Seque
     def one_case(a: Tensor, g: Tensor) -> dict[str, Tensor]:
         def layer(parameters: dict[str, Tensor]) -> Tensor:
             with dense_gradients(module):
-                return functional_call(module, parameters, (a[None],))  # type: ignore[no-any-return]
+                return _apart(module, parameters, a[None])
 
         return vjp(layer, values)[1](g[None])[0]  # type: ignore[no-any-return]
 
     per_use = [vmap(one_case)(use.a, use.g) for use in uses]
     return {name: sum((found[name] for found in per_use[1:]), per_use[0][name]) for name in values}
+
+
+class _WithoutHooks(nn.Module):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.module.forward(inputs)  # type: ignore[no-any-return]
+
+
+def _apart(module: nn.Module, parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
+    """The layer's output with these parameters. Its hooks do not hear of it, and its buffers stay as they are."""
+    values = {name: buffer.clone() for name, buffer in module.named_buffers()} | parameters
+    named = {f"module.{name}": value for name, value in values.items()}
+    return functional_call(_WithoutHooks(module), named, (inputs,))  # type: ignore[no-any-return]
 
 
 def _summed(
@@ -289,7 +305,7 @@ def _case_by_case(
     parameters = [jacobian.network.parameters[i] for i in wanted]
     size = max(1, min(_CASES_AT_ONCE, _CHUNK_NUMBERS // max(1, sum(p.numel() for p in parameters))))
     squares = {i: torch.zeros_like(p) for i, p in zip(wanted, parameters, strict=True)}
-    for rows in torch.arange(jacobian.rows).split(size):
+    for rows in even_chunks(jacobian.rows, size):
         local = jacobian.restricted(rows) if separable else jacobian
         own = torch.arange(len(rows)) if separable else rows
         part = [jacobian.axis(i).take(u, rows) for i, u in enumerate(cotangents)] if separable else cotangents

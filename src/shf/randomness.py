@@ -101,6 +101,10 @@ class Draws(TorchDispatchMode):
                 "frozen for the step; draw without seeding inside forward"
             )
         handler = _HANDLERS.get(func)
+        if handler is None and "generator" in func._overloadname:
+            raise RuntimeError(
+                f"{func} draws from a generator of its own, which cannot be frozen for the step; leave generator= away"
+            )
         if handler is None:
             raise RuntimeError(
                 f"{func} draws numbers whose distribution depends on the network's own values, or in a way that cannot "

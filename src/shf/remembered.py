@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
+from shf.network import Network
+
 OptimizerState = MutableMapping[Tensor, dict[str, Any]]
 
 
@@ -19,3 +21,10 @@ def remember(state: OptimizerState, parameter: Tensor, **entries: Tensor | None)
     back."""
     kept = {name: value for name, value in state.get(parameter, {}).items() if name not in entries}
     state[parameter] = {**kept, **{name: value for name, value in entries.items() if value is not None}}
+
+
+def forget_others(network: Network, state: OptimizerState, name: str) -> None:
+    """Removes an entry of parameters that are not trained now (frozen ones): it would be stale when they are again."""
+    trained = {id(p) for p in network.parameters}
+    for p in [p for p, entries in state.items() if name in entries and id(p) not in trained]:
+        remember(state, p, **{name: None})

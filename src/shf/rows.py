@@ -57,6 +57,12 @@ class RowAxis:
         return [rows * self.fold if axis == self.axis else n for axis, n in enumerate(shape)]
 
 
+def even_chunks(rows: int, largest: int) -> list[Tensor]:
+    """The numbers of all rows in as few chunks of at most `largest` as it takes, of even size: no remainder of one row,
+    which a model that ends in `.squeeze()` would take for none."""
+    return list(torch.arange(rows).tensor_split(-(-rows // largest)))
+
+
 def infer_axis(full: Sequence[int], full_rows: int, part: Sequence[int], part_rows: int) -> RowAxis | None:
     """The row axis of a tensor, from its shapes with two different numbers of rows.
 

@@ -81,6 +81,27 @@ class StepInfo:
     skipped: str | None = None
     gradient_noise: float | None = None
 
+    @classmethod
+    def of_skipped(cls, damping: float, why: str) -> "StepInfo":
+        """Of a batch that was passed over: one gradient pass, and nothing moved."""
+        return cls(
+            loss_before=math.nan,
+            loss_after=math.nan,
+            gradient_norm=math.nan,
+            reduction_ratio=-math.inf,
+            damping=damping,
+            step_size=0.0,
+            chosen_iterate=0,
+            cg_steps=0,
+            cg_stop=CGStop.NON_FINITE,
+            accepted=False,
+            evaluations=0,
+            failed_trials=0,
+            gradients=1,
+            products=0,
+            skipped=why,
+        )
+
 
 @dataclass(frozen=True)
 class Expansion:
