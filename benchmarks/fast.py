@@ -20,7 +20,7 @@ import torch
 
 from shf.lab.configure import Request
 from shf.lab.figures import metric_words
-from shf.lab.pages import filled, spread
+from shf.lab.pages import fill, spread, table
 from shf.lab.plots import Chart, Series, draw
 from shf.lab.records import RunRecord, read_run
 from shf.lab.rerun.entries import EPOCHS_ONLY, Run, Tuning
@@ -136,10 +136,8 @@ def page() -> None:
     for group in GROUPS:
         if records := group.records():
             charts[f"fast-{group.name}.svg"] = draw(_chart(group, records), standalone=True)
-            parts[group.name] = f"![{group.name}](figures/fast-{group.name}.svg)\n\n" + "\n".join(
-                _table(group, records)
-            )
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), parts), encoding="utf-8")
+            parts[group.name] = f"![{group.name}](figures/fast-{group.name}.svg)\n\n{_table(group, records)}"
+    fill(PAGE, parts)
     for name, chart in charts.items():
         (FIGURES / name).write_text(chart, encoding="utf-8")
 
@@ -148,13 +146,13 @@ def _metric(records: dict[Entry, list[RunRecord]]) -> str:
     return str(next(iter(records.values()))[0].config["experiment"]["metric"])
 
 
-def _table(group: Group, records: dict[Entry, list[RunRecord]]) -> Iterator[str]:
+def _table(group: Group, records: dict[Entry, list[RunRecord]]) -> str:
     """The error at the end, how many times sooner `fast` has it, by the clock and by its work, and the steps taken."""
     metric = _metric(records)
     other = metric.replace("train_", "test_") if metric.startswith("train_") else metric.replace("test_", "train_")
-    words = f"{metric_words(metric)} | {metric_words(other)} | `fast` has it sooner | in gradient-equivalents"
-    yield f"| {group.minutes:g} min | {words} | steps |"
-    yield "|---|---|---|---|---|---|"
+    sooner_by = ("`fast` has it sooner", "in gradient-equivalents")
+    heads = (f"{group.minutes:g} min", metric_words(metric), metric_words(other), *sooner_by, "steps")
+    rows = []
     for entry, theirs in records.items():
         ends = [spread([float(r.column(column)[-1]) for r in theirs]) for column in (metric, other)]
         ours = records.get(FAST, [])
@@ -163,7 +161,8 @@ def _table(group: Group, records: dict[Entry, list[RunRecord]]) -> Iterator[str]
         ]
         steps = spread([float(r.column("iteration")[-1]) for r in theirs], ".0f")
         runs = f"{entry.label}, {len(theirs)} run" + "s" * (len(theirs) > 1)
-        yield "| " + " | ".join([runs, *ends, *sooner, steps]) + " |"
+        rows.append([runs, *ends, *sooner, steps])
+    return table(heads, rows)
 
 
 def _sooner(ours: Sequence[RunRecord], theirs: Sequence[RunRecord], metric: str, clock: str) -> str:

@@ -6,7 +6,7 @@
 Judged is the objective on the training set. Contestants: `shf.presets.fast` on batches of 500 rows, or of a third of the
 data where that is less; Adam at its default rate, Adam at the best of seven rates, Prodigy and Schedule-Free AdamW as their
 packages set them, these on batches of 200 rows. Data: the paper's, generated curves and what scikit-learn brings along
-(`pip install 'shf[lab,opponents]'`).
+(`pip install '.[lab,opponents]'`).
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from shf.lab.baselines.registry import find  # noqa: E402
 from shf.lab.contest import Method, Row, Step, Task, contest, in_epochs, parser, read_contest  # noqa: E402
 from shf.lab.data import load  # noqa: E402
 from shf.lab.experiments import find as find_experiment  # noqa: E402
-from shf.lab.pages import filled, spread  # noqa: E402
+from shf.lab.pages import fill, spread, table  # noqa: E402
 from shf.lab.problem import build_loss, build_model, load_data  # noqa: E402
 from shf.lab.records import RunRecord  # noqa: E402
 from shf.network import call_model  # noqa: E402
@@ -183,17 +183,15 @@ PROBLEMS: dict[str, tuple[str, Callable[[], Problem]]] = {
 """By name: what the page says, and what makes it."""
 
 
-def table(root: Path) -> Iterator[str]:
+def rows(root: Path) -> Iterator[list[str]]:
     """For each problem tuned Adam's objective, and when the others have it; seeds are compared one by one."""
-    yield "| problem | tuned Adam | fast | Adam 0.001 | Prodigy | Schedule-Free |"
-    yield "|---|---|---|---|---|---|"
     for name, (words, _) in PROBLEMS.items():
         found = read_contest(root / f"notuning-{name}")
         if reference := found.get(REFERENCE):
             levels = {seed: _end(record) for seed, record in reference.items()}
             rate = next(iter(reference.values())).config["settings"]["rate"]
             rivals = [_reached(found.get(rival, {}), levels) for rival in ("fast", "adam", "prodigy", "schedule-free")]
-            yield f"| {words} | {spread(list(levels.values()), '.3g')}, rate {rate:g} | " + " | ".join(rivals) + " |"
+            yield [words, f"{spread(list(levels.values()), '.3g')}, rate {rate:g}", *rivals]
 
 
 def _reached(rival: Mapping[int, RunRecord], levels: Mapping[int, float]) -> str:
@@ -212,8 +210,8 @@ def _end(record: RunRecord) -> float:
 
 
 def page() -> None:
-    parts = {"notuning": "\n".join(table(RECORDS))}
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), parts), encoding="utf-8")
+    heads = ("problem", "tuned Adam", "fast", "Adam 0.001", "Prodigy", "Schedule-Free")
+    fill(PAGE, {"notuning": table(heads, rows(RECORDS))})
 
 
 def main() -> None:

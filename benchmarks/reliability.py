@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from shf.lab.pages import filled
+from shf.lab.pages import fill, table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -79,33 +79,33 @@ def executed(said: str) -> int:
 # --- the page -----------------------------------------------------------------------------------------------------------
 
 
+RIGHT = "---:"
+"""The rule of columns that hold numbers."""
+
+
 def report(folder: Path = RESULTS, page: Path = PAGE) -> None:
     """Puts the figures of the records between the marks of the page."""
     tried = json.loads((folder / "reliability.json").read_text())
-    fuzzed = [f"| {name} | {of['seconds']} | {of['runs']:,} |" for name, of in tried["fuzz"].items()]
-    ran = [f"| `{name}` | {of['passed']} | {of['failed']} | {of['seconds']} |" for name, of in tried["slow"].items()]
+    fuzzed = [(name, of["seconds"], f"{of['runs']:,}") for name, of in tried["fuzz"].items()]
+    ran = [(f"`{name}`", of["passed"], of["failed"], of["seconds"]) for name, of in tried["slow"].items()]
     parts = {
-        "soak": soak_lines(json.loads((folder / "soak.json").read_text())),
-        "fuzz": ["| parser | seconds | inputs |", "|---|---:|---:|", *fuzzed],
-        "problems": [problems_line(tried["slow"]["tests/test_problems.py"])],
-        "mutations": [mutations_line(tried["slow"]["tests/test_mutations.py"])],
-        "slow": ["| file | passed | failed | seconds |", "|---|---:|---:|---:|", *ran],
+        "soak": soak_words(json.loads((folder / "soak.json").read_text())),
+        "fuzz": table(("parser", "seconds", "inputs"), fuzzed, RIGHT),
+        "problems": problems_line(tried["slow"]["tests/test_problems.py"]),
+        "mutations": mutations_line(tried["slow"]["tests/test_mutations.py"]),
+        "slow": table(("file", "passed", "failed", "seconds"), ran, RIGHT),
     }
-    page.write_text(filled(page.read_text(), {name: "\n".join(lines) for name, lines in parts.items()}))
+    fill(page, parts)
 
 
-def soak_lines(soaked: dict[str, Any]) -> list[str]:
-    lines = [
+def soak_words(soaked: dict[str, Any]) -> str:
+    words = (
         f"`{soaked['command']}`, begun {soaked['began']}: {soaked['minutes']:g} minutes, {soaked['rounds']} rounds of "
         f"{soaked['iterations per round']} iterations; each ended with the same metrics and bitwise the same parameters, "
-        "δ and λ as its undisturbed twin.",
-        "",
-        "| what | times |",
-        "|---|---:|",
-    ]
-    for part in ("faults", "the runs' own words"):
-        lines += [f"| {name} | {number} |" for name, number in sorted(soaked[part].items())]
-    return lines
+        "δ and λ as its undisturbed twin."
+    )
+    times = [pair for part in ("faults", "the runs' own words") for pair in sorted(soaked[part].items())]
+    return f"{words}\n\n{table(('what', 'times'), times, RIGHT)}"
 
 
 def problems_line(of: dict[str, Any]) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from costmodel import Machine, Shape, bytes_held, fit_positive, rate
-from shf.lab.pages import filled
+from shf.lab.pages import fill, table
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "scaling.md"
 
@@ -27,7 +26,7 @@ CLUSTER = Machine(
 
 def write_tables(record: dict[str, Any], document: Path = DOCUMENT) -> None:
     """Replaces what stands between the markers of the document."""
-    document.write_text(filled(document.read_text(), tables(record)))
+    fill(document, tables(record))
 
 
 def tables(record: dict[str, Any]) -> dict[str, str]:
@@ -93,7 +92,7 @@ def measured_steps(record: dict[str, Any]) -> str:
         )
         for row in sorted(record["steps"], key=lambda r: (r["parameters"], ORDER[r["vectors"]], r["ranks"]))
     )
-    return markdown(("parameters", "vectors", "ranks", "s/step", "of it waiting", "messages", "MB handed over"), rows)
+    return table(("parameters", "vectors", "ranks", "s/step", "of it waiting", "messages", "MB handed over"), rows)
 
 
 ORDER = {"whole": 0, "split": 1, "bfloat16": 2}
@@ -106,7 +105,7 @@ def measured_messages(record: dict[str, Any], machine: Machine) -> str:
         R = row["ranks"]
         model = half * (R - 1) * (machine.latency + row["bytes"] / R / machine.bandwidth)
         rows.append((row["kind"], R, f"{row['bytes']:,}", f"{1e3 * row['seconds']:.2f}", f"{1e3 * model:.2f}"))
-    return markdown(("message", "ranks", "bytes", "ms measured", "ms by the fit"), rows)
+    return table(("message", "ranks", "bytes", "ms measured", "ms by the fit"), rows)
 
 
 def measured_memory(record: dict[str, Any]) -> str:
@@ -121,7 +120,7 @@ def measured_memory(record: dict[str, Any]) -> str:
         for row in record["steps"]
         if row["parameters"] == largest and row["vectors"] != "bfloat16"
     ]
-    return markdown(("ranks", "vectors", "numbers alive / N", "of them counted by the model"), rows)
+    return table(("ranks", "vectors", "numbers alive / N", "of them counted by the model"), rows)
 
 
 def measured_rounding(record: dict[str, Any]) -> str:
@@ -129,7 +128,7 @@ def measured_rounding(record: dict[str, Any]) -> str:
         (row["seed"], row["messages"], *(f"{value:.4f}" for value in row["f"].values())) for row in record["rounding"]
     ]
     steps = [f"f at step {k}" for k in record["rounding"][0]["f"]]
-    return markdown(("seed", "messages", *steps), rows)
+    return table(("seed", "messages", *steps), rows)
 
 
 def source(record: dict[str, Any]) -> str:
@@ -156,7 +155,7 @@ def fitted_constants(machine: Machine) -> str:
         ("latency", f"{1e6 * machine.latency:.0f} µs per hop"),
         ("overhead", f"{1e3 * machine.overhead:.1f} ms per step"),
     ]
-    return markdown(("constant", "fitted"), rows)
+    return table(("constant", "fitted"), rows)
 
 
 def fitted_steps(record: dict[str, Any], machine: Machine) -> str:
@@ -176,7 +175,7 @@ def fitted_steps(record: dict[str, Any], machine: Machine) -> str:
                 f"{seconds / row['seconds']:.2f}",
             )
         )
-    return markdown(("parameters", "vectors", "ranks", "s measured", "s by the model", "ratio"), rows)
+    return table(("parameters", "vectors", "ranks", "s measured", "s by the model", "ratio"), rows)
 
 
 # --- predicted ----------------------------------------------------------------------------------------------------------
@@ -188,12 +187,13 @@ STRONG_ROWS, WEAK_ROWS, SHARE, ITERATIONS = 65_536, 512, 10, 3
 
 def predicted_strong() -> str:
     """The same batch on more and more ranks."""
-    return _predicted(lambda ranks: STRONG_ROWS)
+    table = _predicted(lambda ranks: STRONG_ROWS)
+    return f"The same batch of {STRONG_ROWS:,} rows on more and more ranks:\n\n{table}"
 
 
 def predicted_weak() -> str:
     """The same number of rows on every rank."""
-    return _predicted(lambda ranks: WEAK_ROWS * ranks)
+    return f"{WEAK_ROWS:,} rows on every rank:\n\n{_predicted(lambda ranks: WEAK_ROWS * ranks)}"
 
 
 def _predicted(rows_of: Any) -> str:
@@ -209,7 +209,7 @@ def _predicted(rows_of: Any) -> str:
                     f"{_seconds(CLUSTER.seconds(shape))}, {CLUSTER.efficiency(shape):.0%}{'' if fits else ' †'}"
                 )
             lines.append((_power(N), "split" if split else "whole", *cells))
-    return markdown(("parameters", "vectors", *(f"{R:,} ranks" for R in RANKS)), lines)
+    return table(("parameters", "vectors", *(f"{R:,} ranks" for R in RANKS)), lines)
 
 
 def predicted_memory() -> str:
@@ -218,7 +218,7 @@ def predicted_memory() -> str:
         shapes = [Shape(N, 1, 1, ITERATIONS, R, split=True) for R in RANKS]
         whole = bytes_held(Shape(N, 1, 1, ITERATIONS, 8))
         lines.append((_power(N), f"{whole / 1e9:.1f}", *(f"{bytes_held(s) / 1e9:.1f}" for s in shapes)))
-    return markdown(("parameters", "GB whole", *(f"GB split, {R:,} ranks" for R in RANKS)), lines)
+    return table(("parameters", "GB whole", *(f"GB split, {R:,} ranks" for R in RANKS)), lines)
 
 
 def _power(number: float) -> str:
@@ -227,8 +227,3 @@ def _power(number: float) -> str:
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:.2g} s" if seconds >= 1 else f"{1e3 * seconds:.2g} ms"
-
-
-def markdown(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join([*lines, *("| " + " | ".join(str(cell) for cell in row) + " |" for row in rows)])

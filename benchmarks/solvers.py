@@ -26,7 +26,7 @@ from shf.jacobian import Jacobian
 from shf.lab.contest import Method, Row, Step, Task, contest, parser, read_contest
 from shf.lab.evaluation import evaluate
 from shf.lab.experiments import find
-from shf.lab.pages import filled, spread
+from shf.lab.pages import fill, spread, table
 from shf.lab.plots import Chart, Series, draw
 from shf.lab.problem import build_loss, build_model, load_data
 from shf.losses import Loss
@@ -135,7 +135,8 @@ METHODS = [
 def page() -> None:
     """For each ζ: the error of both after as many products as the slowest of its runs made."""
     records = {name: list(by_seed.values()) for name, by_seed in read_contest(RECORDS / "solvers").items()}
-    lines, series = ["| | training error ‖x-x̂‖² per case | after products |", "|---|---|---|"], []
+    rows: list[tuple[str, ...]] = []
+    series: list[Series] = []
     for colour, method in enumerate(METHODS):
         zeta, own = method.settings["iterations"], records.get(method.name, [])
         rivals = [r for m in METHODS if m.settings["iterations"] == zeta for r in records.get(m.name, [])]
@@ -143,13 +144,13 @@ def page() -> None:
         ends = [float(np.interp(most, r.column("updates"), r.column(METRIC))) for r in own]
         if ends:
             label = method.name.replace("-", ", ζ = ")
-            lines.append(f"| {label}, {len(ends)} runs | {spread(ends)} | {most * zeta:.0f} |")
+            rows.append((f"{label}, {len(ends)} runs", spread(ends), f"{most * zeta:.0f}"))
         for k, r in enumerate(own):
             label = method.name if k == 0 else ""
             series.append(Series(label, zeta * r.column("updates")[1:], r.column(METRIC)[1:], colour))
     chart = Chart("fast-solvers", "training error ‖x-x̂‖² per case", "Gauss-Newton products", tuple(series), log_y=True)
-    part = "![CG and LSMR](figures/fast-solvers.svg)\n\n" + "\n".join(lines)
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), {"solvers": part}), encoding="utf-8")
+    shown = table(("", "training error ‖x-x̂‖² per case", "after products"), rows)
+    fill(PAGE, {"solvers": f"![CG and LSMR](figures/fast-solvers.svg)\n\n{shown}"})
     FIGURE.write_text(draw(chart, standalone=True), encoding="utf-8")
 
 

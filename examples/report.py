@@ -1,6 +1,7 @@
-"""Tables and charts of docs/examples.md from the records of the examples.
+"""Tables and charts of docs/examples.md from the records of the examples; of other records, the tables alone, printed.
 
-python examples/report.py results/examples
+python examples/report.py
+python examples/report.py runs/examples
 """
 
 import argparse
@@ -13,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from shf.lab.contest import read_contest
-from shf.lab.pages import filled, spread
+from shf.lab.pages import fill, spread, table
 from shf.lab.plots import Chart, Series, draw
 from shf.lab.records import RunRecord
 
 DOCS = Path(__file__).parent.parent / "docs"
+RECORDS = DOCS.parent / "results" / "examples"
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,9 @@ def runs(root: Path, task: str) -> dict[str, list[RunRecord]]:
     return dict(sorted(found.items(), key=lambda item: item[0] != "shf"))
 
 
-def table(topic: Topic, found: dict[str, list[RunRecord]]) -> str:
-    solved = " | solved" if topic.solved_below is not None else ""
-    lines = [
-        f"| | {topic.words} | updates | batch | set beforehand{solved} |",
-        "|---|---|---|---|---|" + "---|" * bool(solved),
-    ]
+def results(topic: Topic, found: dict[str, list[RunRecord]]) -> str:
+    heads = ["", topic.words, "updates", "batch", "set beforehand"] + ["solved"] * (topic.solved_below is not None)
+    rows = []
     for method, records in found.items():
         ends = [record.column(topic.metric)[-1].item() for record in records]
         updates = spread([record.column("updates")[-1].item() for record in records], ".0f")
@@ -65,11 +64,11 @@ def table(topic: Topic, found: dict[str, list[RunRecord]]) -> str:
         cells = [f"{method}, {runs}", spread(ends), updates, str(config["rows"]), settings or "nothing"]
         if topic.solved_below is not None:
             cells.append(solutions(topic, records))
-        lines.append("| " + " | ".join(cells) + " |")
+        rows.append(cells)
     seconds = sorted({record.config["seconds"] for records in found.values() for record in records})
     budget = f"{' or '.join(f'{s:g}' for s in seconds)} processor seconds each"
     until = ", or until the task is solved" if topic.solved_below is not None else ""
-    return "\n".join([*lines, "", f"{budget}{until}; mean and range over seeds."])
+    return f"{table(heads, rows)}\n\n{budget}{until}; mean and range over seeds."
 
 
 def choice(tuning: Mapping[str, Any]) -> str:
@@ -93,21 +92,21 @@ def solutions(topic: Topic, records: Sequence[RunRecord]) -> str:
 def overview(tasks: Mapping[Topic, dict[str, list[RunRecord]]]) -> str:
     """Which of the tasks that can be solved each method solves."""
     methods = list(dict.fromkeys(method for found in tasks.values() for method in found))
-    lines = ["| | " + " | ".join(methods) + " |", "|---" * (len(methods) + 1) + "|"]
-    for topic, found in tasks.items():
-        cells = [solutions(topic, found[method]) if method in found else "" for method in methods]
-        lines.append(f"| {topic.task.replace('-', ', T = ')} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    rows = [
+        (topic.task.replace("-", ", T = "), *(solutions(topic, found[m]) if m in found else "" for m in methods))
+        for topic, found in tasks.items()
+    ]
+    return table(("", *methods), rows)
 
 
 def by_depth(found: dict[str, list[RunRecord]]) -> str:
     """Accuracy of the expressions by depth, means over seeds."""
     names = [name for name in next(iter(found.values()))[0].epochs[0] if name.startswith("accuracy_depth_")]
-    lines = ["| depth | " + " | ".join(n.rsplit("_", 1)[1] for n in names) + " |", "|---" * (len(names) + 1) + "|"]
-    for method, records in found.items():
-        means = [statistics.fmean(r.column(name)[-1].item() for r in records) for name in names]
-        lines.append(f"| {method} | " + " | ".join(f"{mean:.1f}" for mean in means) + " |")
-    return "\n".join(lines)
+    rows = [
+        (method, *(f"{statistics.fmean(r.column(name)[-1].item() for r in records):.1f}" for name in names))
+        for method, records in found.items()
+    ]
+    return table(("depth", *(name.rsplit("_", 1)[1] for name in names)), rows)
 
 
 def chart(topic: Topic, found: dict[str, list[RunRecord]]) -> Chart:
@@ -121,29 +120,34 @@ def chart(topic: Topic, found: dict[str, list[RunRecord]]) -> Chart:
     return Chart(f"example-{topic.task}", topic.words, "processor seconds of updates", tuple(series), log_y=log)
 
 
-def page(text: str, root: Path) -> tuple[str, dict[str, str]]:
-    """The page with its tables renewed, and the charts by file name."""
-    parts, charts = {}, {}
+def parts(root: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """The page's tables by their names on it, and the charts by file name."""
+    tables, charts = {}, {}
     solvable = {t: found for t in TOPICS if t.solved_below is not None and (found := runs(root, t.task))}
     if solvable:
-        parts["solved"] = overview(solvable)
+        tables["solved"] = overview(solvable)
     for topic in TOPICS:
         if found := runs(root, topic.task):
-            parts[topic.task] = f"![{topic.words}](figures/example-{topic.task}.svg)\n\n{table(topic, found)}"
+            tables[topic.task] = f"![{topic.words}](figures/example-{topic.task}.svg)\n\n{results(topic, found)}"
             charts[f"example-{topic.task}.svg"] = draw(chart(topic, found), standalone=True)
             if topic.task == "expressions":
-                parts["depths"] = by_depth(found)
-    return filled(text, parts), charts
+                tables["depths"] = by_depth(found)
+    return tables, charts
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("records", type=Path, nargs="?", default=DOCS.parent / "results" / "examples")
-    document = DOCS / "examples.md"
-    text, charts = page(document.read_text(encoding="utf-8"), parser.parse_args().records)
-    document.write_text(text, encoding="utf-8")
+    parser.add_argument("records", type=Path, nargs="?", default=RECORDS)
+    parser.add_argument("--docs", type=Path, help="where examples.md is; the project's own only for its own records")
+    chosen = parser.parse_args()
+    docs = chosen.docs or (DOCS if chosen.records.resolve() == RECORDS.resolve() else None)
+    if docs is None:
+        print("\n\n".join(f"{name}\n\n{part}" for name, part in parts(chosen.records)[0].items()))
+        return
+    tables, charts = parts(chosen.records)
+    fill(docs / "examples.md", tables)
     for name, svg in charts.items():
-        (DOCS / "figures" / name).write_text(svg, encoding="utf-8")
+        (docs / "figures" / name).write_text(svg, encoding="utf-8")
 
 
 if __name__ == "__main__":

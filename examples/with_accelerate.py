@@ -4,7 +4,7 @@ Accelerate prepares model and loader. The optimizer is left as it is: SHF's `ste
 does not know, and SHF needs neither `accelerator.backward` nor gradient accumulation. With several processes SHF sums over
 them by itself. `register_for_checkpointing` makes it part of `save_state` and `load_state`.
 
-pip install 'shf[integrations]'; accelerate launch examples/with_accelerate.py --epochs 5
+pip install '.[integrations]'; accelerate launch examples/with_accelerate.py --epochs 5
 """
 
 from pathlib import Path

@@ -4,7 +4,7 @@ Lightning's wrapper of an optimizer knows `step(closure)` only; SHF's own `step(
 `self.optimizers(use_pl_optimizer=False)`. Lightning counts global steps by its wrapper, so the step is announced to its
 counter: then `trainer.global_step`, logging and checkpoints by step work as with any other optimizer.
 
-pip install 'shf[integrations]'; python examples/with_lightning.py --epochs 5
+pip install '.[integrations]'; python examples/with_lightning.py --epochs 5
 """
 
 import lightning

@@ -16,6 +16,7 @@ import longterm
 import report
 from shf.lab import contest
 from shf.lab.data import Dataset, load
+from shf.lab.pages import filled
 from shf.lab.records import read_run
 from shf.lab.trees import Tree
 
@@ -168,7 +169,8 @@ def test_the_transformer_has_the_size_that_is_said():
 
 def test_the_page_of_examples_shows_its_records():
     text = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
-    renewed, charts = report.page(text, ROOT / "results" / "examples")
+    tables, charts = report.parts(ROOT / "results" / "examples")
+    renewed = filled(text, tables)
     assert renewed == text
     assert charts
     for name, svg in charts.items():

@@ -12,7 +12,7 @@ def main() -> None:
     if missing:
         print(
             f"shf: the command needs the laboratory, which is not installed (missing: {', '.join(missing)}).\n"
-            "Install it with: pip install 'shf[lab]'",
+            "Install it with: pip install '.[lab]' in a clone of the project",
             file=sys.stderr,
         )
         sys.exit(1)

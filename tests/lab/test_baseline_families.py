@@ -88,7 +88,7 @@ class TestBorrowed:
     )
     def test_an_absent_package_is_named(self, monkeypatch: Any, name: str, package: str, words: str) -> None:
         monkeypatch.setitem(sys.modules, package, None)
-        with pytest.raises(ExperimentError, match=rf"package {words}: pip install 'shf\[lab,opponents\]'"):
+        with pytest.raises(ExperimentError, match=rf"package {words}: pip install '\.\[lab,opponents\]'"):
             build(name, network())
 
 

@@ -190,6 +190,8 @@ def test_completion_knows_the_names() -> None:
         (["run", "tiny", "--bogus"], "No such option"),
         (["tune", "tiny", "shf"], "nothing to tune"),
         (["tune", "tinny", "adam"], "did you mean 'tiny'"),
+        (["tune", "usps-classifier", "dropout-sgd-last"], "use usps-classifier-dropout"),
+        (["report", ".", "--out", "."], "--out .: a directory; expected the page's file"),
     ],
 )
 def test_bad_commands_end_with_2_and_say_why(
@@ -200,6 +202,15 @@ def test_bad_commands_end_with_2_and_say_why(
     assert result.exit_code == 2, result.output
     assert message in re.sub(r"\s+", " ", result.stderr)
     assert not any((tmp_path / "runs").rglob("run.json"))
+
+
+def test_tune_refuses_a_file_that_is_not_its_own_before_the_search(tmp_path: Path) -> None:
+    other = tmp_path / "notes.json"
+    other.write_text("[]")
+    result = shf_command("tune", "tiny", "adam", "--minutes", "600", "--out", other)
+    assert result.exit_code != 0
+    assert "is not a file of tuned settings" in re.sub(r"\s+", " ", result.stderr)
+    assert other.read_text() == "[]"
 
 
 def test_an_out_that_holds_another_run_is_refused_without_force(tmp_path: Path) -> None:
@@ -294,7 +305,7 @@ def test_without_the_extra_it_says_what_to_install(
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 1
-    assert "pip install 'shf[lab]'" in capsys.readouterr().err
+    assert "pip install '.[lab]'" in capsys.readouterr().err
 
 
 # signals, in a process of its own

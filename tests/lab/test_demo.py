@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 from shf.lab import configure, demo
 from shf.lab.commands import app
 from shf.lab.demo import run_demo, verdict
-from shf.lab.experiments import EXPERIMENTS
+from shf.lab.experiments import EXPERIMENTS, ExperimentError
 from shf.lab.observer import RunResult, Status
 from shf.lab.records import read_run
+from shf.lab.runner import start
 
 
 @pytest.fixture(autouse=True)
@@ -67,11 +68,22 @@ def test_it_ends_with_a_table_the_report_and_one_sentence(tmp_path: Path) -> Non
 
 @pytest.mark.usefixtures("small")
 def test_it_can_be_repeated_and_read_by_a_script(tmp_path: Path) -> None:
-    for _ in range(2):
-        result = CliRunner().invoke(app, ["demo", "--minutes", "0.01", "--out", str(tmp_path / "d"), "--json"])
+    words = ["demo", "--minutes", "0.01", "--out", str(tmp_path / "d"), "--json"]
+    for more in ((), ("--force",)):
+        result = CliRunner().invoke(app, [*words, *more])
         answer = json.loads(result.stdout)
         assert [run["method"] for run in answer["runs"]] == ["fast", "shf", "adam", "nag"]
         assert answer["verdict"] == verdict([_again(tmp_path / "d" / m) for m in ("fast", "shf", "adam", "nag")])
+
+
+@pytest.mark.usefixtures("small")
+def test_a_directory_with_a_run_of_its_own_is_left_as_it_is(tmp_path: Path) -> None:
+    start(tiny_config("adam", epochs=1), tmp_path / "adam")
+    before = (tmp_path / "adam" / "metrics.jsonl").read_bytes()
+    with pytest.raises(ExperimentError, match="adam holds a run; choose another --out"):
+        run_demo(tmp_path, minutes=0.01)
+    assert (tmp_path / "adam" / "metrics.jsonl").read_bytes() == before
+    assert not (tmp_path / "fast").exists()
 
 
 def _again(directory: Path) -> RunResult:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import shlex
 import time
 from itertools import pairwise
@@ -115,8 +116,10 @@ def test_a_configuration_survives_json() -> None:
     assert dataclasses.replace(config, epochs=7).fingerprint() == config.fingerprint()
     assert dataclasses.replace(config, seed=7).fingerprint() != config.fingerprint()
     assert config.command() == (
-        "shf run usps-classifier-dropout --optimizer shf --epochs 1000 --seed 0 --split 3 --threads 1 --set damping=0.1"
+        "shf run usps-classifier-dropout --optimizer shf --epochs 1000 --seed 0 --split 3 --threads 1 --untuned "
+        "--set damping=0.1"
     )
+    assert " --rows-every 5 " in dataclasses.replace(config, rows_every=5).command()
 
 
 def test_the_command_names_what_was_tuned(tmp_path: Path) -> None:
@@ -169,6 +172,11 @@ def test_nonsense_in_an_experiment_names_the_field(changes: dict[str, Any]) -> N
         ({"options": ("epochs=3",)}, "no such setting"),
         ({"epochs": 0}, "epochs=0: must be at least 1"),
         ({"minutes": -1.0}, "minutes=-1.0: must be positive"),
+        ({"minutes": math.inf}, "minutes=inf: must be positive, and a number"),
+        ({"evaluate_seconds": math.inf}, "evaluate_seconds=inf: must be positive, and a number"),
+        ({"method": "adam", "options": ("learning_rate=fast",)}, r"learning_rate='fast': expected a value like 0\.001"),
+        ({"method": "adam", "options": ("seed=1.5",)}, r"seed=1\.5: expected a value like 0"),
+        ({"method": "sgd", "options": ("learning_rate=true",)}, "learning_rate=True: expected a value like"),
         ({"rows_every": 0}, "rows_every=0"),
         ({"evaluate_seconds": 0.0}, "evaluate_seconds=0.0: must be positive"),
         ({"experiment": "reuters-classifier", "pretraining": pretraining("rbm", 2)}, "no hidden layer"),

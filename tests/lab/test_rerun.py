@@ -30,6 +30,14 @@ def silent(_: str) -> None:
     pass
 
 
+class Interrupts(Observer):
+    """A signal in the fourth iteration."""
+
+    def iteration(self, row: Any, progress: Any) -> None:
+        if progress.iteration == 4:
+            signal.raise_signal(signal.SIGTERM)
+
+
 # --- entries ---------------------------------------------------------------------------------------------------------
 
 
@@ -76,11 +84,6 @@ def test_the_queue_runs_what_is_missing_and_nothing_twice(entries, tmp_path):
 
 
 def test_an_interrupted_queue_goes_on_exactly(entries, tmp_path):
-    class Interrupts(Observer):
-        def iteration(self, row: Any, progress: Any) -> None:
-            if progress.iteration == 4:
-                signal.raise_signal(signal.SIGTERM)
-
     assert not queue.work(entries, tmp_path / "a", observer=Interrupts(), say=silent)
     assert read_run(tmp_path / "a" / "tiny/0").status == "interrupted"
     assert not (tmp_path / "a" / "tiny/1").exists()
@@ -88,6 +91,17 @@ def test_an_interrupted_queue_goes_on_exactly(entries, tmp_path):
     assert queue.work(entries, tmp_path / "b", say=silent)
     for entry in entries:
         assert_same_run(tmp_path / "a" / entry.name, tmp_path / "b" / entry.name)
+
+
+def test_an_interrupted_record_without_checkpoints_is_left_as_it_is(entries, tmp_path):
+    queue.work(entries, tmp_path, observer=Interrupts(), say=silent)
+    shutil.rmtree(tmp_path / "tiny/0/checkpoints")
+    before = (tmp_path / "tiny/0/metrics.jsonl").read_bytes()
+    heard: list[str] = []
+    assert not queue.work(entries, tmp_path, say=heard.append)
+    assert "tiny/0 is left as it is: its record is here and its checkpoints are not" in heard
+    assert (tmp_path / "tiny/0/metrics.jsonl").read_bytes() == before
+    assert queue.is_done(entries[1], tmp_path)
 
 
 def test_what_another_process_has_is_left_to_it(entries, tmp_path):
@@ -112,11 +126,6 @@ SHUT_OFF = "momentum_off_on_divergence"
 @pytest.fixture
 def half_way(tmp_path) -> Path:
     """A run with the shut-off of γ, interrupted inside its second epoch."""
-
-    class Interrupts(Observer):
-        def iteration(self, row: Any, progress: Any) -> None:
-            if progress.iteration == 4:
-                signal.raise_signal(signal.SIGTERM)
 
     directory = tmp_path / "with"
     runner.start(tiny_config(options=(f"{SHUT_OFF}=true",)), directory, observer=Interrupts())

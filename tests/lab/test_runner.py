@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -113,7 +114,7 @@ def test_a_run_leaves_a_complete_record(tmp_path: Path) -> None:
     run = found.run
     assert run["versions"]["torch"] == torch.__version__
     assert run["data"]["checksums"]
-    assert run["command"] == "shf run tiny --optimizer shf --epochs 3 --seed 0 --threads 1"
+    assert run["command"] == "shf run tiny --optimizer shf --epochs 3 --seed 0 --threads 1 --untuned"
     assert run["summary"]["value"] == pytest.approx(last["train_squared_error"], rel=1e-6)
     assert run["config"]["settings"]["damping"] == 1.0
 
@@ -435,6 +436,23 @@ def test_killed_at_random_moments_it_ends_the_same(tmp_path: Path, kills: int, r
         assert read_run(home).problems == ()
 
 
+def test_progress_is_right_where_batches_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails where all iterations are divided by those of the present epoch, which are fewer than they were."""
+    monkeypatch.setattr(
+        "shf.growing.BatchSize.hear", lambda self, *_: dataclasses.replace(self, size=min(2 * self.size, 24))
+    )
+    fractions: list[float] = []
+
+    class Listens(Watcher):
+        def epoch(self, row: Mapping[str, Any], progress: Progress) -> None:
+            fractions.append(progress.fraction)
+
+    config = tiny_config("fast", epochs=4, batch=6, options=("noise_every=1",))
+    runner.start(config, tmp_path, observer=Listens())
+    assert fractions == [0.25, 0.5, 0.75, 1.0]
+    assert len(read_run(tmp_path).iterations) < 4 * 8  # they have grown
+
+
 # refusals
 
 
@@ -454,6 +472,19 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(tmp_path: Path) ->
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
     (tmp_path / "elsewhere").rename(tmp_path / "checkpoints")
     assert runner.resume(tmp_path).status is Status.FINISHED
+
+
+@pytest.mark.parametrize("more", [{}, {"epochs": 5}], ids=["interrupted", "finished, with a new limit"])
+def test_a_record_without_its_checkpoints_is_never_begun_anew(tmp_path: Path, more: dict[str, int]) -> None:
+    """As in a clone, which has records and no checkpoints."""
+    runner.start(
+        tiny_config(), tmp_path, observer=None if more else Watcher(4, lambda: signal.raise_signal(signal.SIGTERM))
+    )
+    shutil.rmtree(tmp_path / "checkpoints")
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.is_file()}
+    with pytest.raises(runner.CheckpointsGoneError, match="but there is none in checkpoints/"):
+        runner.resume(tmp_path, **more)
+    assert before == {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.is_file()}
 
 
 def test_a_directory_with_another_run_is_refused_and_left_as_it_is(tmp_path: Path) -> None:

@@ -12,21 +12,19 @@ from torch import Tensor, nn
 
 from shf.lab.baselines import METHODS
 from shf.lab.baselines.protocol import MethodSpec, costs
-from shf.lab.models import classifier
-from shf.lab.runconfig import CLOCKS
-from shf.lab.tuning import (
-    Budget,
+from shf.lab.choices import (
     Choice,
     ChoicesError,
-    Subject,
     Trial,
     find_choice,
     packaged_choices,
     read_choices,
-    tune,
     user_file,
     write_choice,
 )
+from shf.lab.models import classifier
+from shf.lab.runconfig import CLOCKS
+from shf.lab.tuning import Budget, Subject, tune
 
 
 class Scripted:

@@ -35,7 +35,7 @@ def _fraction(training: Training) -> float:
     config, at = training.config, training.position
     done = [0.0]
     if config.epochs is not None:
-        done.append(at.iteration / (config.epochs * training.iterations_per_epoch))
+        done.append((at.epoch + at.index / training.iterations_per_epoch) / config.epochs)
     if config.minutes is not None:
         done.append(at.elapsed / (60.0 * config.minutes))
     return min(1.0, max(done))

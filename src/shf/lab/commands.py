@@ -187,14 +187,16 @@ def tune(
     quiet: Quiet = False,
 ) -> None:
     """Search a method's settings on held-out training rows and write the choice where the experiments read it."""
-    from shf.lab.configure import check_split, find_method, provenance
+    from shf.lab.choices import Trial, read_choices, user_file, write_choice
+    from shf.lab.configure import check_fit, find_method, provenance
     from shf.lab.experiments import find
     from shf.lab.runconfig import CLOCKS
     from shf.lab.subjects import tune_experiment
-    from shf.lab.tuning import Budget, Trial, write_choice
+    from shf.lab.tuning import Budget
 
     chosen, spec = find(experiment), find_method(optimizer)
-    check_split(split, chosen)
+    check_fit(chosen, spec, split)
+    read_choices(out or user_file())  # what cannot be added to is refused before the search
     if clock not in CLOCKS:
         raise ExperimentError(f"--clock {clock}: must be one of {', '.join(CLOCKS)}")
     if not spec.grid and not dropout:
@@ -248,7 +250,9 @@ def run(
     evaluate_seconds: Annotated[
         float | None, typer.Option(help="Evaluate every so many seconds of training too, where epochs are long.")
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch (default: torch's own choice).")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Threads of torch (default: torch's own choice).")
+    ] = None,
     clock: Clock = "wall",
     tensorboard: Tensorboard = False,
     checkpoint_seconds: CheckpointSeconds = 60.0,
@@ -330,6 +334,8 @@ def report(
     """One self-contained HTML page about runs, from their records alone."""
     from shf.lab import report as reporting
 
+    if out.is_dir():
+        raise ExperimentError(f"--out {out}: a directory; expected the page's file, such as {out / 'report.html'}")
     found = reporting.read_verified(reporting.find_runs(directories), unverified=unverified)
     records, others = reporting.of_experiments(found)
     if records:
@@ -349,13 +355,14 @@ def demo(
     out: Annotated[Path | None, typer.Option(help="Where the runs and the report go.")] = None,
     minutes: Annotated[float, typer.Option(min=0.01, help="Of training, for each of the four.")] = 0.6,
     seed: Seed = 0,
+    force: Annotated[bool, typer.Option("--force", help="Replace the runs that --out holds.")] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """SHF against tuned Adam and NAG in equal time, on generated curves: about three minutes, and a report."""
     from shf.lab.demo import run_demo
 
-    raise typer.Exit(run_demo(out, minutes=minutes, seed=seed, as_json=as_json, quiet=quiet))
+    raise typer.Exit(run_demo(out, minutes=minutes, seed=seed, force=force, as_json=as_json, quiet=quiet))
 
 
 @app.command()

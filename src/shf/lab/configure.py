@@ -131,13 +131,18 @@ def pretraining(method: str | None, epochs: int | None) -> Pretraining | None:
     return Pretraining(method) if epochs is None else Pretraining(method, epochs)
 
 
-def _refuse_contradictions(request: Request, experiment: Experiment, spec: MethodSpec) -> None:
-    check_split(request.split, experiment)
+def check_fit(experiment: Experiment, spec: MethodSpec, split: int | None) -> None:
+    """Refuse a method that the experiment cannot be done with, or a split that its data do not have."""
+    check_split(split, experiment)
     dropout = experiment.input_dropout or experiment.hidden_dropout
     if spec.dropout is not None and not dropout:
         twin = f"{experiment.name}-dropout"
         advice = f"; use {twin}" if twin in EXPERIMENTS else ""
         raise ExperimentError(f"{spec.name} trains with dropout and {experiment.name} has none{advice}")
+
+
+def _refuse_contradictions(request: Request, experiment: Experiment, spec: MethodSpec) -> None:
+    check_fit(experiment, spec, request.split)
     if request.pretraining is not None and experiment.data == "reuters":
         raise ExperimentError(f"--pretrain: {experiment.name} has no hidden layer to pretrain")
 
@@ -162,7 +167,10 @@ def _settings(
         raise ExperimentError(f"--set {unknown[0]}: {spec.name} has no such setting; {suggest(unknown[0], known)}")
     seed = {"seed": request.seed} if "seed" in spec.defaults else {}
     tuned = {} if choice is None else choice.settings
-    return spec.complete({**seed, **fixed_settings(experiment, spec), **tuned, **own})
+    try:
+        return spec.complete({**seed, **fixed_settings(experiment, spec), **tuned, **own})
+    except ValueError as error:
+        raise ExperimentError(str(error)) from None
 
 
 def fixed_settings(experiment: Experiment, spec: MethodSpec) -> dict[str, Any]:

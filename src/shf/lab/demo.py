@@ -20,11 +20,12 @@ from rich.text import Text
 
 from shf.lab import report
 from shf.lab.configure import Request, configure
-from shf.lab.experiments import find
+from shf.lab.experiments import ExperimentError, find
 from shf.lab.figures import metric_words
 from shf.lab.measuring import fastest_threads
 from shf.lab.observer import RunResult, Status
 from shf.lab.progress import show
+from shf.lab.recorder import holds_run
 from shf.lab.records import read_run
 from shf.lab.runconfig import RunConfig
 from shf.lab.runner import RunOptions, start
@@ -35,17 +36,25 @@ METHODS = ("fast", "shf", "adam", "nag")
 
 
 def run_demo(
-    out: Path | None, *, minutes: float = 0.6, seed: int = 0, as_json: bool = False, quiet: bool = False
+    out: Path | None,
+    *,
+    minutes: float = 0.6,
+    seed: int = 0,
+    force: bool = False,
+    as_json: bool = False,
+    quiet: bool = False,
 ) -> int:
     """Run the four, write the report, print the table and the verdict; 0, or 1 if a run was stopped."""
     console, errors = Console(), Console(stderr=True)
     place = out if out is not None else Path(tempfile.mkdtemp(prefix="shf-demo-"))
+    if not force and (taken := [place / method for method in METHODS if holds_run(place / method)]):
+        raise ExperimentError(f"{taken[0]} holds a run; choose another --out, or replace it with --force")
     threads = fastest_threads(find(EXPERIMENT))
     results: list[RunResult] = []
     for method in METHODS:
         config = configure(Request(EXPERIMENT, method, minutes=minutes, seed=seed, threads=threads))
         observer = show(errors, quiet=quiet or as_json)
-        result = start(config, place / method, observer=observer, options=RunOptions(force=True))
+        result = start(config, place / method, observer=observer, options=RunOptions(force=force))
         results.append(result)
         if result.status is Status.INTERRUPTED:
             return 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import shlex
 import time
 from collections.abc import Callable, Mapping
@@ -62,10 +63,9 @@ class RunConfig:
             raise ExperimentError("a run needs a limit: epochs, minutes or both")
         if self.epochs is not None and self.epochs < 1:
             raise ExperimentError(f"epochs={self.epochs}: must be at least 1")
-        if self.minutes is not None and not self.minutes > 0:
-            raise ExperimentError(f"minutes={self.minutes}: must be positive")
-        if self.evaluate_seconds is not None and not self.evaluate_seconds > 0:
-            raise ExperimentError(f"evaluate_seconds={self.evaluate_seconds}: must be positive")
+        for name, value in (("minutes", self.minutes), ("evaluate_seconds", self.evaluate_seconds)):
+            if value is not None and not 0 < value < math.inf:
+                raise ExperimentError(f"{name}={value}: must be positive, and a number")
         if self.rows_every < 1:
             raise ExperimentError(f"rows_every={self.rows_every}: must be at least 1")
 
@@ -107,7 +107,9 @@ class RunConfig:
             words += ["--evaluate-seconds", f"{self.evaluate_seconds:g}"]
         if self.pretraining is not None:
             words += ["--pretrain", self.pretraining.method, "--pretrain-epochs", str(self.pretraining.epochs)]
-        words += ["--threads", str(self.threads)]
+        words += ["--threads", str(self.threads), "--untuned"]
+        if self.rows_every != 1:
+            words += ["--rows-every", str(self.rows_every)]
         given = {option.partition("=")[0] for option in self.options}
         tuned = {**self.tuning.get("settings", {}), "input_dropout": self.tuning.get("input_dropout")}
         chosen = [

@@ -119,13 +119,17 @@ def resume(
             return _continue(config, record, loaded, store, directory, observer, options)
 
 
+class CheckpointsGoneError(RecordError):
+    """A record of more than a beginning, and no checkpoint to go on from."""
+
+
 def _refuse_to_start_over(record: Mapping[str, Any], directory: Path) -> None:
-    """A run that has saved checkpoints and has none now lies on a disk that is not whole: to begin anew would remove the
-    rest of it."""
-    if record.get("status") == Status.RUNNING and Seal.from_json(record.get("metrics")).size > 0:
-        raise RecordError(
+    """A run that has recorded something and has no checkpoint now lies on a disk that is not whole, or is a copy of the
+    record alone: to begin anew would remove it."""
+    if Seal.from_json(record.get("metrics")).size > 0:
+        raise CheckpointsGoneError(
             f"{directory}: run.json says that checkpoints were saved, but there is none in {CHECKPOINTS}/; "
-            "bring them back (is a mount missing?), or start the run again with --force"
+            "bring them back (is a mount missing?), or start again with `shf run`, there with --force or elsewhere"
         )
 
 

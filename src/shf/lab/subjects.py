@@ -9,11 +9,12 @@ from typing import Any
 from torch import nn
 
 from shf.lab.baselines.protocol import MethodSpec
+from shf.lab.choices import Choice
 from shf.lab.configure import fixed_settings
 from shf.lab.evaluation import evaluate
 from shf.lab.experiments import Experiment
 from shf.lab.problem import build_loss, build_model, load_data
-from shf.lab.tuning import Budget, Choice, Report, Subject, tune
+from shf.lab.tuning import Budget, Report, Subject, tune
 
 INPUT_DROPOUT = (0.0, 0.1, 0.2, 0.3, 0.5)
 

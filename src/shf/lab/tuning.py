@@ -19,29 +19,9 @@ from shf.lab.baselines.protocol import Loss, Method, MethodSpec
 from shf.lab.batches import Batches, batch_rows
 from shf.lab.choices import (
     Choice,
-    ChoicesError,
     Trial,
-    find_choice,
-    packaged_choices,
-    read_choices,
-    user_file,
-    write_choice,
 )
 from shf.lab.runconfig import CLOCKS
-
-__all__ = [
-    "Budget",
-    "Choice",
-    "ChoicesError",
-    "Subject",
-    "Trial",
-    "find_choice",
-    "packaged_choices",
-    "read_choices",
-    "tune",
-    "user_file",
-    "write_choice",
-]
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def _class(package: str, distribution: str, name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != package:
             raise
-        words = f"{name} is in the package {distribution}: pip install 'shf[lab,opponents]'"
+        words = f"{name} is in the package {distribution}: pip install '.[lab,opponents]' in a clone"
         raise ExperimentError(words) from error
 
 

@@ -49,6 +49,7 @@ class MethodSpec:
         reads_batches: whether one step sees all batches of the training data.
         initialisation: the initialisation that is part of the method's definition, if one is.
         dropout: where it drops hidden units ("last" or "all"), if that is part of its definition.
+        checks_itself: whether it refuses values of a wrong kind in its own words.
     """
 
     name: str
@@ -60,22 +61,37 @@ class MethodSpec:
     reads_batches: bool = False
     initialisation: str | None = None
     dropout: str | None = None
+    checks_itself: bool = False
 
     def complete(self, settings: Settings) -> dict[str, Any]:
         """The defaults with some settings replaced.
 
         Raises:
-            ValueError: if the method has no setting of that name.
+            ValueError: if the method has no setting of that name, or one is not of its default's kind.
         """
         unknown = sorted(set(settings) - set(self.defaults))
         if unknown:
             known = ", ".join(sorted(self.defaults))
             raise ValueError(f"{self.name} has no setting {', '.join(map(repr, unknown))}; its settings are: {known}")
+        for name, value in settings.items():
+            if not self.checks_itself and not _is_like(value, self.defaults[name]):
+                raise ValueError(
+                    f"{self.name}: {name}={value!r}: expected a value like {self.defaults[name]!r}, its default"
+                )
         return {**self.defaults, **settings}
 
     def build(self, model: nn.Module, loss: Loss, settings: Settings | None = None) -> Method:
         """The method at work on `model`, with these settings in place of its defaults."""
         return self.factory(model, loss, self.complete(settings or {}))
+
+
+def _is_like(value: Any, default: Any) -> bool:
+    """Whether a value is of a default's kind: a whole number is a number too, and None may stand for any."""
+    if default is None or value is None:
+        return True
+    if isinstance(default, bool) or isinstance(value, bool):
+        return isinstance(value, bool) and isinstance(default, bool)
+    return isinstance(value, int | float if isinstance(default, float) else type(default))
 
 
 def costs(*, gradients: float = 0, evaluations: float = 0, products: float = 0) -> dict[str, float]:

@@ -142,15 +142,23 @@ def _defaults(config: type[shf.Config]) -> dict[str, Any]:
 
 
 SPECS: tuple[MethodSpec, ...] = (
-    MethodSpec("shf", "stochastic Hessian-free optimization (the paper's)", _shf, _defaults(shf.Config)),
+    MethodSpec(
+        "shf", "stochastic Hessian-free optimization (the paper's)", _shf, _defaults(shf.Config), checks_itself=True
+    ),
     MethodSpec(
         "fast",
         "SHF beyond the paper (shf.presets.fast)",
         _fast,
         {**_defaults(shf.Config), **shf.presets.fast, "growing": True},
         batch=500,
+        checks_itself=True,
     ),
     MethodSpec(
-        "hf", "Hessian-free optimization (Martens), full batch", _hf, _defaults(shf.HFConfig), reads_batches=True
+        "hf",
+        "Hessian-free optimization (Martens), full batch",
+        _hf,
+        _defaults(shf.HFConfig),
+        reads_batches=True,
+        checks_itself=True,
     ),
 )

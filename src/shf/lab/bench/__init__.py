@@ -23,7 +23,7 @@ def run(out: Path | None = None, cases: list[str] | None = None, quick: bool = F
     """Measures, prints tables, and writes JSON and a plot.
 
     Args:
-        out: directory for the results.
+        out: directory for the results; by default benchmarks/results, and benchmarks/results/some for a choice of cases.
         cases: names of cases ("step/usps") or of whole sections ("step"); by default all.
         quick: shrunk shapes and one repetition of each.
 
@@ -45,6 +45,6 @@ def run(out: Path | None = None, cases: list[str] | None = None, quick: bool = F
         chosen, quick=quick, progress=lambda name: console.print(name, style="dim", highlight=False)
     )
     report.show(results, console)
-    path = report.write(results, out or RESULTS)
+    path = report.write(results, out or (RESULTS if cases is None else RESULTS / "some"))
     console.print(f"written: {path} and {path.with_suffix('.svg').name}", highlight=False)
     return 0

@@ -137,7 +137,7 @@ def seconds_per_epoch(names: Sequence[str], pace: Pace) -> dict[str, dict[str, A
             if "adam" in found:
                 entry["over_adam"] = found[name].over(found["adam"])
         else:
-            entry["skipped"] = f"{_missing(peer)} is not installed: pip install 'shf[bench]'"
+            entry["skipped"] = f"{_missing(peer)} is not installed: pip install '.[bench]' in a clone"
         entries[name] = entry
     return entries
 

@@ -176,7 +176,7 @@ CLAIMS: tuple[Claim, ...] = (
         headline=True,
     ),
     Claim(
-        "USPS, dropout: λ falls at first and then rises steadily",
+        "USPS, dropout: λ falls at first and then rises",
         "Figure 1",
         "the smallest λ lies inside the run, the last is at least a tenth above it",
         (_SPLITS[0],),
@@ -184,7 +184,7 @@ CLAIMS: tuple[Claim, ...] = (
         headline=True,
     ),
     Claim(
-        "Reuters: SHF with and without dropout trains faster than dropout SGD",
+        "Reuters: SHF without and with dropout trains faster than dropout SGD",
         "Figure 2, in words",
         "both reach dropout SGD's lowest training error in fewer epochs",
         ("reuters/plain", "reuters/dropout", "reuters/dropout-sgd-last"),

@@ -6,7 +6,7 @@ quoted numbers are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import numpy as np
 from shf.lab.experiments import find
 from shf.lab.figures import metric_words
 from shf.lab.files import write_atomically
-from shf.lab.pages import filled
+from shf.lab.pages import filled, table
 from shf.lab.plots import Chart, Series, draw
 from shf.lab.records import RunRecord
 from shf.lab.report import find_runs, read_verified
@@ -68,22 +68,17 @@ def write_page(root: Path, docs: Path) -> list[Path]:
     return written
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
 def claims_table(records: Records) -> str:
     rows = [(*_claim_cells(claim, records), claim.needs) for claim in CLAIMS]
-    return _table(("claim", "paper", "here", "verdict", "counts as reproduced"), rows)
+    return table(("claim", "paper", "here", "verdict", "counts as reproduced"), rows)
 
 
 def headlines_table(records: Records) -> str:
     rows = [_claim_cells(claim, records) for claim in CLAIMS if claim.headline]
-    return _table(("the paper's claim", "paper", "here", "verdict"), rows)
+    return table(("the paper's claim", "paper", "here", "verdict"), rows)
 
 
 def _claim_cells(claim: Claim, records: Records) -> tuple[str, str, str, str]:
@@ -100,7 +95,7 @@ def runs_table(records: Records) -> str:
         command = f"`{RunConfig.from_json(record.config).command()}`"
         rows.append((f"`{name}`", _status(record), f"{epochs:.4g}", duration(seconds), reached(record), command))
     heads = ("record", "status", "epochs", "training time", "reached", "command")
-    return f"{len(rows)} runs, {duration(total)} of training on one thread.\n\n{_table(heads, rows)}"
+    return f"{len(rows)} runs, {duration(total)} of training on one thread.\n\n{table(heads, rows)}"
 
 
 def _status(record: RunRecord) -> str:
@@ -120,7 +115,7 @@ def table_one(records: Records) -> str:
                 half, whole = final(record, "train_half_squared_error"), final(record, "train_squared_error")
                 ours = (f"{half:.3g}", f"{whole:.3g}", _what_differs(record))
             rows.append((experiment, label, f"{find(experiment).paper[method]:g}", *ours))
-    return _table(("experiment", "method", "paper", "here, ½‖x-x̂‖²", "here, ‖x-x̂‖²", "what differs"), rows)
+    return table(("experiment", "method", "paper", "here, ½‖x-x̂‖²", "here, ‖x-x̂‖²", "what differs"), rows)
 
 
 def _what_differs(record: RunRecord) -> str:
@@ -163,7 +158,7 @@ def _ablated(records: Records, ablated: Ablated) -> str:
             )
         )
     heads = (ablated.name.upper(), "changed settings", metric_words(metric), "its lowest", "training loss")
-    return _table((*heads, "gradient-equivalents", "training time"), rows) if rows else ""
+    return table((*heads, "gradient-equivalents", "training time"), rows) if rows else ""
 
 
 def figures_of(part: str) -> Callable[[Records], str]:

@@ -68,6 +68,10 @@ def work(
             say(f"{entry.name} is left to the process that has it: {error}")
             complete = False
             continue
+        except runner.CheckpointsGoneError:
+            say(f"{entry.name} is left as it is: its record is here and its checkpoints are not")
+            complete = False
+            continue
         if status is Status.INTERRUPTED:
             say(f"{entry.name} was interrupted and saved; the same command takes it up again")
             return False
