@@ -126,7 +126,7 @@ def pretrain_(
         for number, layer in enumerate(_layers(model, x), start=1):
             train = _METHODS[method](layer, settings, generator)
             for epoch in range(epochs):
-                error = _epoch(train, layer, x, epoch, settings, generator)
+                error = _epoch(train, x, epoch, settings, generator)
                 if not math.isfinite(error):
                     raise ArithmeticError(
                         f"pretraining of layer {number} diverged; lower learning_rate ({learning_rate})"
@@ -174,9 +174,7 @@ Train = Callable[[Tensor, int], Tensor]
 """One update from a batch in an epoch; returns the reconstruction."""
 
 
-def _epoch(
-    train: Train, layer: Layer, x: Tensor, epoch: int, settings: PretrainingSettings, generator: torch.Generator
-) -> float:
+def _epoch(train: Train, x: Tensor, epoch: int, settings: PretrainingSettings, generator: torch.Generator) -> float:
     total = 0.0
     for rows in torch.randperm(len(x), generator=generator).split(settings.batch_size):
         batch = x[rows]

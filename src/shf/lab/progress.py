@@ -29,7 +29,7 @@ def show(console: Console, *, quiet: bool = False) -> Observer:
     return BarObserver(console) if console.is_terminal else LineObserver(console.file)
 
 
-def measures(row: Mapping[str, Any], metric: str, best: float | None = None) -> str:
+def measures(row: Mapping[str, Any], metric: str) -> str:
     """Loss, judged error, λ and ρ of a row, as far as it has them."""
     parts = []
     if "objective" in row:
