@@ -16,6 +16,8 @@ import shf
 from helpers import identical, snapshot, theta
 from problems import draw_problem
 
+pytestmark = pytest.mark.filterwarnings("ignore:loss .* has no curvature")
+
 REFUSED = re.compile("Expected more than 1 value per channel|microbatch=.* batch statistics")
 """What a step may raise besides a NonFiniteError: one row is too few for batch statistics, and so are parts of a batch."""
 

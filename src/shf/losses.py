@@ -151,6 +151,13 @@ class LossExpansion:
             return [scale.sqrt() * (weighted - p * weighted.sum(1, keepdim=True))]
         return self._dense_root(signs)
 
+    def is_flat(self) -> bool:
+        """Whether L'' is zero here while ∂L/∂z is not; no loss with a closed form is, however saturated."""
+        if self._diagonal() is not None or self._softmax() is not None or not self.value.isfinite():
+            return False
+        probe = [torch.randn_like(g) for g in self.gradient]
+        return any(bool(g.any()) for g in self.gradient) and not any(bool(h.any()) for h in self._checked(probe))
+
     def _checked(self, u: Cotangents) -> list[Tensor]:
         """L''u by differentiating ∂L/∂z once more; a loss that is not convex is refused by name."""
         if not any(g.requires_grad for g in self._graph):

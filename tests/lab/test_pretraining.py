@@ -149,7 +149,7 @@ def test_contrastive_divergence_rises_the_likelihood_of_a_tiny_machine() -> None
     W, b, c = layer.linear.weight.detach(), layer.linear.bias.detach(), layer.visible_bias.detach()
     start = log_likelihood(W, b, c)
     for epoch in range(60):
-        pretraining._epoch(train, layer, data, epoch, settings, generator(epoch))
+        pretraining._epoch(train, data, epoch, settings, generator(epoch))
     end = log_likelihood(W, b, c)
     assert start == pytest.approx(-6 * 0.693, abs=0.2)
     assert end > -1.5, "the best possible is -log 2 = -0.69"
