@@ -162,9 +162,10 @@ class Ablated:
         yield self.changed("jacobi", "preconditioner=jacobi")
         for rows in self.curvature:
             yield self.changed(f"curvature-{rows}", f"curvature_batch={rows}")
+        most, off = max(self.curvature), "momentum_off_on_divergence=true"
+        yield self.changed(f"curvature-{most}-off", f"curvature_batch={most}", off)
         for gamma in ("0", "0.5", "0.99"):
             yield self.changed(f"momentum-{gamma}", f"cg_decay={gamma}", "cg_decay_growth=1")
-        off = "momentum_off_on_divergence=true"
         yield self.changed("momentum-0.99-off", "cg_decay=0.99", "cg_decay_growth=1", off)
         yield self.changed("hard-damping", f"damping_factor={2 / 3}")
         yield self.changed("pretrained", pretraining=Pretraining("denoising"))
