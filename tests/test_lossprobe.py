@@ -119,7 +119,7 @@ def test_a_loss_without_curvature_gets_a_warning(model, loss, data):
 def test_a_curved_one_gets_none(loss):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        shf.SHF(mlp(), loss).step(*valued())
+        assert shf.SHF(mlp(), loss).step(*valued()).accepted
 
 
 def test_batchmean_is_a_mean_over_rows():
