@@ -10,14 +10,11 @@ import pytest
 from runs_helpers import REPOSITORY, assert_same_run, tiny_config, tiny_experiment
 
 from shf.lab import experiments, runner
-from shf.lab.checkpoint import CheckpointStore
 from shf.lab.configure import Request, configure
 from shf.lab.lock import locked
 from shf.lab.observer import Observer
-from shf.lab.recorder import holds_run
 from shf.lab.records import RecordError, RunRecord, read_run
 from shf.lab.rerun import queue
-from shf.lab.rerun.beginnings import begin_as
 from shf.lab.rerun.claims import CLAIMS, Claim, Verdict
 from shf.lab.rerun.entries import ENTRIES, Run, Tuning
 from shf.lab.rerun.page import FIGURE_LIST, PAGE, write_page
@@ -116,58 +113,6 @@ def test_what_another_process_has_is_left_to_it(entries, tmp_path):
 def test_no_entry_is_begun_after_the_minutes(entries, tmp_path):
     assert not queue.work(entries, tmp_path, minutes=0, say=silent)
     assert not (tmp_path / "tiny").exists()
-
-
-# --- beginnings ------------------------------------------------------------------------------------------------------
-
-SHUT_OFF = "momentum_off_on_divergence"
-
-
-@pytest.fixture
-def half_way(tmp_path) -> Path:
-    """A run with the shut-off of γ, interrupted inside its second epoch."""
-
-    directory = tmp_path / "with"
-    runner.start(tiny_config(options=(f"{SHUT_OFF}=true",)), directory, observer=Interrupts())
-    return directory
-
-
-def test_a_run_that_begins_as_another_ends_as_from_its_start(half_way, tmp_path):
-    without = tiny_config(options=(f"{SHUT_OFF}=false",))
-    assert begin_as(half_way, tmp_path / "branch", without) == 4
-    assert runner.resume(tmp_path / "branch").status == "finished"
-    runner.start(without, tmp_path / "whole")
-    assert_same_run(tmp_path / "branch", tmp_path / "whole")
-    branch = read_run(tmp_path / "branch")
-    assert branch.run["begins_as"] == {"run": "with", "iteration": 4}
-    assert branch.run["config"] == read_run(tmp_path / "whole").run["config"]
-    assert not branch.problems
-
-
-def test_what_differs_in_more_than_the_shut_off_cannot_begin_as_another(half_way, tmp_path):
-    with pytest.raises(RecordError, match="only momentum_off_on_divergence may differ"):
-        begin_as(half_way, tmp_path / "branch", tiny_config(options=(f"{SHUT_OFF}=false", "damping=2")))
-    assert not holds_run(tmp_path / "branch")
-
-
-def test_after_the_shut_off_no_run_begins_as_another(half_way, tmp_path):
-    store = CheckpointStore(half_way / "checkpoints")
-    loaded = store.load_latest()
-    assert loaded is not None
-    loaded.state["method"]["param_groups"][0]["shf"]["momentum"] = False
-    store.save(4, loaded.state)
-    with pytest.raises(RecordError, match="γ is off there already"):
-        begin_as(half_way, tmp_path / "branch", tiny_config(options=(f"{SHUT_OFF}=false",)))
-    assert not holds_run(tmp_path / "branch")
-
-
-def test_a_run_is_not_replaced_by_anothers_beginning(half_way, tmp_path):
-    without = tiny_config(options=(f"{SHUT_OFF}=false",))
-    runner.start(without, tmp_path / "whole")
-    before = (tmp_path / "whole" / "metrics.jsonl").read_bytes()
-    with pytest.raises(RecordError, match="holds a run"):
-        begin_as(half_way, tmp_path / "whole", without)
-    assert (tmp_path / "whole" / "metrics.jsonl").read_bytes() == before
 
 
 # --- claims ----------------------------------------------------------------------------------------------------------

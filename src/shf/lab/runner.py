@@ -151,7 +151,7 @@ def _continue(
         for text in loaded.passed_over:
             observer.warn(f"a damaged checkpoint was passed over, the one before it is used: {text}")
         training.load_state(loaded.state)
-    kept = {key: record[key] for key in ("created", "begins_as") if key in record}
+    kept = {key: record[key] for key in ("created",) if key in record}
     recorder = Recorder(
         directory,
         {**_record(config, training.problem.data), **kept},

@@ -33,26 +33,6 @@ def go_on(
     raise typer.Exit(0 if done else 1)
 
 
-@app.command("begin-as")
-def begin_as(
-    name: Annotated[str, typer.Argument(help="An entry of the queue that was not begun.")],
-    first: Annotated[Path, typer.Argument(help="A run from which it differs in the shut-off of γ alone.")],
-    root: Root = RESULTS,
-) -> None:
-    """Let an entry begin at another run's last checkpoint, where γ was not shut off yet; `continue` goes on from there."""
-    from shf.lab.configure import configure
-    from shf.lab.rerun import beginnings
-    from shf.lab.rerun.entries import ENTRIES, Run
-    from shf.lab.rerun.queue import CHOICES
-
-    entries = {entry.name: entry for entry in ENTRIES if isinstance(entry, Run)}
-    if name not in entries:
-        raise typer.BadParameter(f"{name!r} is no run of the queue; they are in shf.lab.rerun.entries")
-    config = configure(entries[name].request, choices=root / CHOICES)
-    iteration = beginnings.begin_as(first, root / name, config)
-    typer.echo(f"{name} goes on after iteration {iteration} of {first}")
-
-
 @app.command()
 def draw(root: Root = RESULTS, docs: Annotated[Path, typer.Option(help="Where the page is.")] = Path("docs")) -> None:
     """Make the page's tables and figures anew from the records."""

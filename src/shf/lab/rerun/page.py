@@ -93,15 +93,9 @@ def runs_table(records: Records) -> str:
         epochs, seconds = record.column("epoch")[-1], record.column("elapsed_seconds")[-1]
         total += seconds
         command = f"`{RunConfig.from_json(record.config).command()}`"
-        rows.append((f"`{name}`", _status(record), f"{epochs:.4g}", duration(seconds), reached(record), command))
+        rows.append((f"`{name}`", record.status, f"{epochs:.4g}", duration(seconds), reached(record), command))
     heads = ("record", "status", "epochs", "training time", "reached", "command")
     return f"{len(rows)} runs, {duration(total)} of training on one thread.\n\n{table(heads, rows)}"
-
-
-def _status(record: RunRecord) -> str:
-    """How a run ended, and whose checkpoint it began at if it did not begin at its start."""
-    origin = record.run.get("begins_as")
-    return f"{record.status}; up to update {origin['iteration']} it is `{origin['run']}`" if origin else record.status
 
 
 def table_one(records: Records) -> str:
