@@ -269,6 +269,8 @@ def test_the_optimizers_are_listed() -> None:
     assert all(name in result.stdout for name in METHODS)
     listed = json.loads(shf_command("list", "--optimizers", "--json").stdout)
     assert [row["name"] for row in listed] == list(METHODS)
+    result = shf_command("list", "--optimizers", "--measure")
+    assert (result.exit_code, "leave one of the two out" in result.stderr) == (2, True)
 
 
 def test_failures_end_with_1(tmp_path: Path) -> None:

@@ -329,7 +329,15 @@ def test_ids_are_unique_and_referred_to() -> None:
 )
 def test_strange_data_are_drawn_all_the_same(values: list[float]) -> None:
     y = np.array(values, dtype=np.float64)
-    assert draw(chart(Series("one", np.arange(float(len(y))), y), log_y=True)).startswith("<svg")
+    for log_x in (False, True):
+        assert draw(chart(Series("one", np.arange(float(len(y))), y), log_y=True, log_x=log_x)).startswith("<svg")
+
+
+def test_a_log_scale_of_time_has_its_powers_of_ten_and_leaves_out_the_start() -> None:
+    x, y = np.array([0.0, 1, 10, 100, 1000, 10_000]), np.array([7e6, 5, 4, 3, 2, 1])
+    svg = draw(chart(Series("one", x, y), log_x=True))
+    assert all(f">{tick}<" in svg for tick in (1, 10, 100, 1000, 10000))
+    assert "e+06" not in svg
 
 
 def test_labels_are_moved_apart_in_order() -> None:

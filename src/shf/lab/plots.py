@@ -13,7 +13,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
@@ -85,6 +85,7 @@ class Chart:
     log_y: bool = False
     references: tuple[float, ...] = ()
     y_limits: tuple[float, float] | None = None
+    log_x: bool = False
 
 
 def palette_css() -> str:
@@ -119,22 +120,28 @@ def draw(chart: Chart, *, standalone: bool = False) -> str:
 def _scales(axes: Axes, chart: Chart) -> None:
     every_y = np.concatenate([s.y[np.isfinite(s.y)] for s in chart.series] or [np.zeros(1)])
     every_x = np.concatenate([s.x[np.isfinite(s.x)] for s in chart.series] or [np.zeros(1)])
-    positive = every_y[every_y > 0]
-    if chart.log_y and positive.size and _decades(positive) >= _NARROW:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=_log_steps(_decades(positive)), numticks=12))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.yaxis.set_minor_locator(LogLocator(subs=()))
-    else:
-        axes.yaxis.set_major_locator(MaxNLocator(5))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
-    axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+    _scale(axes, "y", every_y, chart.log_y)
+    is_log = _scale(axes, "x", every_x, chart.log_x)
     if every_x.size and every_x.max() > 0:
-        axes.set_xlim(0, float(every_x.max()))
+        axes.set_xlim(float(every_x[every_x > 0].min()) if is_log else 0, float(every_x.max()))
     if chart.y_limits is not None:
         axes.set_ylim(*chart.y_limits)
+
+
+def _scale(axes: Axes, direction: Literal["x", "y"], values: Values, log: bool) -> bool:
+    """Gives an axis its ticks; returns whether it has become a log scale, which values close together do not get."""
+    axis = axes.yaxis if direction == "y" else axes.xaxis
+    positive = values[values > 0]
+    is_log = log and positive.size > 0 and _decades(positive) >= _NARROW
+    if is_log:
+        axes.set(**{f"{direction}scale": "log"})
+        axis.set_major_locator(LogLocator(subs=_log_steps(_decades(positive)), numticks=12))
+        axis.set_minor_formatter(NullFormatter())
+        axis.set_minor_locator(LogLocator(subs=()))
+    else:
+        axis.set_major_locator(MaxNLocator(5))
+    axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+    return is_log
 
 
 def _decades(positive: Values) -> float:
@@ -166,7 +173,7 @@ def _frame(axes: Axes, chart: Chart) -> None:
 def _lines(axes: Axes, chart: Chart) -> None:
     ends: list[tuple[float, float, Series]] = []
     for series in chart.series:
-        x, y = thinned(series.x, series.y)
+        x, y = thinned(np.where(series.x > 0, series.x, np.nan) if chart.log_x else series.x, series.y)
         if x.size == 0:
             continue
         colour = _SERIES[series.colour % SERIES_COLOURS]
