@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import shf
+from helpers import assert_close
 from shf.batching import Batch, curvature_rows
 from shf.cg import conjugate_gradient
 from shf.damping import adapt_damping, reduction_ratio
@@ -28,7 +29,6 @@ from shf.objective import Objective, Settings
 from shf.preconditioner import Preconditioner, inverse_diagonal_
 from shf.search import Backtracking, backtrack, line_search
 
-TOLERANCE = 1e-10
 FOLDER = Path(__file__).parent / "golden"
 
 
@@ -86,12 +86,6 @@ def _loss(meta: dict):
     if meta["loss"].startswith("softmax"):
         return nn.CrossEntropyLoss()
     return shf.losses.per_case(nn.BCEWithLogitsLoss())
-
-
-def assert_close(found, expected, tolerance=TOLERANCE):
-    found, expected = torch.as_tensor(found, dtype=torch.float64), torch.as_tensor(expected, dtype=torch.float64)
-    scale = expected.abs().max().clamp_min(1e-300)
-    assert ((found - expected).abs().max() / scale).item() <= tolerance
 
 
 @pytest.fixture(scope="module", params=["classifier", "autoencoder"])

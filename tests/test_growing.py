@@ -1,5 +1,7 @@
 """The gradient's noise, and batches that grow with it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,7 @@ from torch.utils.data import TensorDataset
 import shf
 from helpers import labelled, mlp, normalised, valued
 from shf.growing import BatchSize
+from shf.step import StepInfo
 
 CE = nn.CrossEntropyLoss()
 
@@ -127,13 +130,23 @@ def test_batches_grow_within_an_epoch_as_the_steps_say():
     assert max(sizes) == loader.batch_size == 80  # targets are noise: no batch is large enough
 
 
+def measured(noise: float) -> StepInfo:
+    return replace(StepInfo.of_skipped(1.0, ""), skipped=None, gradient_noise=noise)
+
+
 def test_a_loader_continues_where_it_was():
     rows = torch.arange(40)
-    first = shf.GrowingLoader((rows, rows), 10, seed=3)
-    list(first)
-    second = shf.GrowingLoader((rows, rows), 10, seed=3)
+    first = shf.GrowingLoader((rows, rows), 4, largest=20, seed=3)
+    for _ in first:
+        first.hear(measured(noise=1.0))
+    assert first.batch_size > 4
+    second = shf.GrowingLoader((rows, rows), 4, largest=20, seed=3)
     second.load_state_dict(first.state_dict())
-    assert all(torch.equal(a, b) for (a, _), (b, _) in zip(first, second, strict=True))
+    for (a, _), (b, _) in zip(first, second, strict=True):
+        assert torch.equal(a, b)
+        first.hear(measured(noise=0.5))
+        second.hear(measured(noise=0.5))
+        assert first.batch_size == second.batch_size
 
 
 @pytest.mark.parametrize("data", [(torch.arange(3), torch.arange(4)), (torch.empty(0),)])

@@ -26,10 +26,9 @@ def docstring(test: str) -> str:
     return ast.get_docstring(node) or ""
 
 
-@pytest.mark.slow
 def test_the_list_is_about_what_is_there() -> None:
-    """Each place is there once, and each test says in words when it fails. Slow as the others are: whoever changes such a
-    place has to look at the test that belongs to it."""
+    """Each place is there once, and each test says in words when it fails. Whoever changes such a place looks at the test
+    that belongs to it."""
     assert len(MUTATIONS) == len((*A_STEP, *A_RUN, *A_FILE, *SUPPLY))
     for mutation in MUTATIONS.values():
         assert (ROOT / mutation.file).read_text(encoding="utf-8").count(mutation.old) == 1, mutation

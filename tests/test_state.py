@@ -190,6 +190,17 @@ def test_the_state_of_another_optimizer_is_refused():
     assert identical(snapshot(optimizer), before)
 
 
+def test_hf_takes_no_state_without_a_damping():
+    model, loss = torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss()
+    auto, batch = shf.SHF(model, loss, damping="auto"), shf.HF(model, loss)
+    with pytest.raises(ValueError, match="λ is not known"):
+        batch.load_state_dict(auto.state_dict())
+    assert batch.damping == shf.HFConfig().damping
+    auto.step(torch.randn(20, 3), torch.randint(2, (20,)))
+    batch.load_state_dict(auto.state_dict())
+    assert batch.damping == auto.damping
+
+
 # --- exact resume -------------------------------------------------------------------------------------------------------
 
 CASES = [(name, dtype, k) for name in MODELS for dtype in DTYPES for k in range(STEPS)]

@@ -1,5 +1,6 @@
 """Martens' batch method (§3): objective and gradient over all of the data, curvature on a minibatch."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -56,6 +57,14 @@ class HF(SHF):
             solver = Solver(geometric(self.config.iterate_spacing), relative_progress(self.config.progress_tolerance))
             plain = Extras(own.network, self.state, self.damping, self._scalars["iteration"])
             return self._iterate(problem, own.network, lambda: problem.buffers, ranks, batch, solver, plain)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As SHF's; of a state of SHF's own, λ must have been chosen."""
+        if math.isnan(state_dict["param_groups"][0].get("shf", {}).get("damping", 0.0)):
+            raise ValueError(
+                "the state is of SHF(damping='auto') before its first step: its λ is not known, and HF does not choose it"
+            )
+        super().load_state_dict(state_dict)
 
     def _prepare_data(
         self, batches: Iterable[Any], curvature: tuple[Any, Any], ranks: Ranks, demand: Demand
