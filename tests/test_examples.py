@@ -1,7 +1,6 @@
 """The examples run, at a budget of moments; their records can be read; the page shows what the records say."""
 
 import itertools
-import os
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import expressions
 import finetune
 import longterm
 import report
+from realdata import real
 from shf.lab import contest
 from shf.lab.data import Dataset, load
 from shf.lab.pages import filled
@@ -21,7 +21,6 @@ from shf.lab.records import read_run
 from shf.lab.trees import Tree
 
 ROOT = Path(__file__).parent.parent
-DATA = Path(os.environ.get("SHF_DATA") or ROOT.parent / "shared" / "data")
 
 
 def run(example, out, monkeypatch, *options):
@@ -57,9 +56,7 @@ def test_cnn(tmp_path, monkeypatch):
 
 
 def test_the_digits_of_the_example_are_those_of_mnist():
-    if not (DATA / "mnist").is_dir():
-        pytest.skip("mnist is neither under SHF_DATA nor in ../shared/data")
-    task = cnn.digits(load("mnist", data_dir=DATA, train=6000, test=100, standardise=False))
+    task = cnn.digits(load("mnist", data_dir=real("mnist"), train=6000, test=100, standardise=False))
     inputs, targets = next(task.batches(50, torch.Generator()))
     assert inputs.shape == (50, 28, 28)
     assert (inputs.min(), inputs.max()) == (0, 1)

@@ -1,4 +1,4 @@
-"""SHF as torch's users meet it: the contract's example, groups, hooks, modes, data of all kinds."""
+"""SHF as torch's users meet it: the first example, groups, hooks, modes, data of all kinds."""
 
 import copy
 import dataclasses
@@ -30,7 +30,7 @@ def copies(count=2, make=mlp):
     return [model, *(copy.deepcopy(model) for _ in range(count - 1))]
 
 
-# --- the contract's example ---------------------------------------------------------------------------------------------
+# --- a first example ----------------------------------------------------------------------------------------------------
 
 EXAMPLE = """
 import torch, shf

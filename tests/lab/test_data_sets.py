@@ -13,11 +13,10 @@ import pytest
 import scipy.io
 import torch
 
+from realdata import DATA, real
 from shf.lab.data import DamagedDataError, DataError, MissingDataError, curves, load, usps
-from shf.lab.data.catalogue import COLLECTIONS, MNIST
+from shf.lab.data.catalogue import MNIST
 from shf.lab.data.datasets import standardise_
-
-SHARED = Path(os.environ.get("SHF_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
 
 
 @pytest.fixture(autouse=True)
@@ -33,13 +32,6 @@ class Evil:
 
     def __reduce__(self) -> tuple[object, ...]:
         return os.system, (f"touch {self.marker}",)
-
-
-def real(name: str) -> Path:
-    """The directory of real data, or a visible skip."""
-    if not SHARED.is_dir() or COLLECTIONS[name].absent(SHARED):
-        pytest.skip(f"{name} is neither under SHF_DATA nor in ../shared/data")
-    return SHARED
 
 
 def test_standardise() -> None:
@@ -110,9 +102,9 @@ class TestUsps:
         assert splits[0, :5].tolist() == [297, 506, 740, 625, 504]
 
     def test_the_permutations_are_the_released_ones(self) -> None:
-        path = SHARED / "usps" / "usps_perms.mat"
+        path = DATA / "usps" / "usps_perms.mat"
         if not path.is_file():
-            pytest.skip("usps_perms.mat is neither under SHF_DATA nor in ../shared/data")
+            pytest.skip(f"{path} is not here: set SHF_DATA to a directory that has usps/usps_perms.mat")
         released = scipy.io.loadmat(path)
         for k in range(5):
             np.testing.assert_array_equal(usps.permutations()[k], released[f"perms{k + 1}"].ravel())

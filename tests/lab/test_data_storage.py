@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -20,10 +19,8 @@ def test_read_refuses_what_is_too_large(tmp_path: Path) -> None:
     path = tmp_path / "x"
     with path.open("wb") as stream:
         stream.truncate(1 << 40)
-    started = time.monotonic()
     with pytest.raises(DamagedDataError, match="1099511627776 bytes, expected at most 10"):
         read_bounded(path, 10)
-    assert time.monotonic() - started < 1
 
 
 @pytest.mark.timeout(20)

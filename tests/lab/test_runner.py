@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import torch
 from runs_helpers import (
-    REPOSITORY,
     assert_same_run,
     final_state,
     rows_without_clock,
@@ -25,6 +24,7 @@ from runs_helpers import (
     tiny_experiment,
 )
 
+from realdata import real
 from shf.lab import checkpoint, runconfig, runner
 from shf.lab.baselines.protocol import MethodSpec
 from shf.lab.baselines.registry import METHODS
@@ -687,28 +687,20 @@ def test_damage_twice_in_a_row_is_survived(tmp_path: Path) -> None:
 # the paper's experiments on real data
 
 
-def _real_data() -> Path | None:
-    given = os.environ.get("SHF_DATA")
-    place = Path(given) if given else REPOSITORY.parent / "shared" / "data"
-    return place if place.is_dir() else None
-
-
 NEEDS = {"mnist": "mnist", "mnist-autoencoder": "mnist", "usps": "usps", "reuters": "reuters"}
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_each_experiment_runs_with_shf(tmp_path: Path, name: str) -> None:
     """One epoch on a part of the real data: its network, its settings, its error."""
-    experiment, place = EXPERIMENTS[name], _real_data()
-    folder = NEEDS.get(experiment.data)
-    if folder is not None and (place is None or not (place / folder).is_dir()):
-        pytest.skip(f"{experiment.data} is not here: set SHF_DATA to a directory that has {folder}/")
+    experiment = EXPERIMENTS[name]
+    needed = NEEDS.get(experiment.data)
+    place = None if needed is None else real(needed)
     part = dataclasses.replace(
         experiment, data_options={"train": 200, "test": 60}, gradient_batch=100, evaluation_cases=None
     )
     config = dataclasses.replace(tiny_config(experiment=part, batch=100), epochs=1)
-    options = runner.RunOptions(data_dir=place if folder else None)
-    result = runner.start(config, tmp_path, options=options)
+    result = runner.start(config, tmp_path, options=runner.RunOptions(data_dir=place))
     assert result.status is Status.FINISHED
     found = read_run(tmp_path)
     assert found.problems == ()
