@@ -162,6 +162,24 @@ class Checkpointed(nn.Module):
         return self.head(checkpoint(self.block, x.clone().requires_grad_(), use_reentrant=True))
 
 
+class Captured(nn.Linear):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.weights = [self.weight]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weights[0], self.bias)
+
+
+class HalfInside(nn.Sequential):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(nn.Linear(inputs, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x)
+
+
 class DropsSteps(Packed):
     """Dropout over the steps of packed sequences."""
 
@@ -267,6 +285,18 @@ REFUSED = [
     Refused(
         "reentrant gradient checkpointing", "it cannot be differentiated by `autograd.grad`; use `use_reentrant=False`",
         lambda: step(Checkpointed()), RuntimeError, "use_reentrant=False",
+    ),
+    Refused(
+        "a parameter that `forward` uses by another reference than its module's own", "trial values could not be put there",
+        lambda: step(Captured(4, 3)), RuntimeError, "uses parameter weight by a reference of its own",
+    ),
+    Refused(
+        "autocast inside `forward` (Accelerate's `mixed_precision`, too)", "curvature in half precision is mostly rounding",
+        lambda: step(HalfInside(4, 3)), RuntimeError, "runs under autocast",
+    ),
+    Refused(
+        "TorchScript", "a step cannot look inside; train the module, and script it afterwards",
+        lambda: step(torch.jit.script(nn.Linear(4, 3))), TypeError, "is TorchScript",
     ),
     Refused(
         "half-precision parameters", "products would be mostly rounding",

@@ -290,6 +290,8 @@ def test_models_without_trainable_parameters():
     [
         (["0.weight"], r"params: expected parameters or dicts of them, got \['str'\]"),
         ([("0.weight", mlp()[0].weight, 1)], r"expected parameters or dicts of them, got \['tuple'\]"),
+        (set(mlp().parameters()), "params is a set: expected a list of parameters"),
+        (mlp()[0].weight, "params is a Parameter: expected a list of parameters"),
     ],
 )
 def test_params_that_are_none(params, says):

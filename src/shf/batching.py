@@ -67,8 +67,9 @@ def _lengths(data: Any) -> list[int]:
     return []
 
 
-def select_rows(data: Any, rows: Tensor) -> Any:
-    """The given rows of every tensor in a structure; CSR tensors and packed sequences included."""
+def select_rows(data: Any, rows: Tensor, total: int | None = None) -> Any:
+    """The given rows of every tensor in a structure; CSR tensors and packed sequences included. Of a list without tensors,
+    such as a batch of texts, they are taken where it has `total` entries."""
     if isinstance(data, PackedSequence):
         return _select_packed(data, rows)
     if isinstance(data, Tensor):
@@ -76,11 +77,13 @@ def select_rows(data: Any, rows: Tensor) -> Any:
             return _select_csr(data, rows)
         return data.index_select(0, rows.to(data.device))
     if isinstance(data, Mapping):
-        return {key: select_rows(value, rows) for key, value in data.items()}
+        return {key: select_rows(value, rows, total) for key, value in data.items()}
     if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(select_rows(value, rows) for value in data))
+        return type(data)(*(select_rows(value, rows, total) for value in data))
+    if isinstance(data, list) and len(data) == total and not leaves(data):
+        return [data[i] for i in rows.tolist()]
     if isinstance(data, tuple | list):
-        return type(data)(select_rows(value, rows) for value in data)
+        return type(data)(select_rows(value, rows, total) for value in data)
     return data
 
 
@@ -141,7 +144,15 @@ class Batch:
         """The batch of these rows only; None means all."""
         if rows is None:
             return self
-        return Batch(self.select(self.inputs, rows), self.take_targets(rows), len(rows), self.select)
+        return Batch(self.take_inputs(rows), self.take_targets(rows), len(rows), self.select)
+
+    def take_inputs(self, rows: Tensor | None) -> Any:
+        return self._take(self.inputs, rows)
 
     def take_targets(self, rows: Tensor | None) -> Any:
-        return self.targets if rows is None or self.targets is None else self.select(self.targets, rows)
+        return self._take(self.targets, rows)
+
+    def _take(self, data: Any, rows: Tensor | None) -> Any:
+        if rows is None or data is None:
+            return data
+        return select_rows(data, rows, self.rows) if self.select is select_rows else self.select(data, rows)

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
 
@@ -17,6 +18,10 @@ def check_decay(owner: str, weight_decay: Any) -> None:
 
 def make_groups(model: nn.Module, params: Parameters | None, weight_decay: float) -> list[dict[str, Any]]:
     """Parameter groups. Where none are given explicitly, weights (ndim ≥ 2) decay and the rest does not."""
+    if isinstance(params, Tensor | set | frozenset):
+        raise TypeError(
+            f"params is a {type(params).__name__}: expected a list of parameters, or of dicts, whose order stays the same"
+        )
     given = list(model.parameters() if params is None else params)
     if not given:
         raise ValueError("the model has no parameters" if params is None else "params is empty")
@@ -28,6 +33,10 @@ def make_groups(model: nn.Module, params: Parameters | None, weight_decay: float
             f"params: expected parameters or dicts of them, got {sorted({type(p).__name__ for p in given})}"
         )
     parameters = [p for p in given if isinstance(p, Tensor)]
+    if any(isinstance(p, UninitializedParameter) for p in parameters):
+        raise ValueError(
+            "parameters of the model have no shape yet (a lazy module): run it once on a batch, then make SHF"
+        )
     weights = [p for p in parameters if p.ndim >= 2]
     others = [p for p in parameters if p.ndim < 2]
     groups = [{"params": weights, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
+from torch.utils.data import RandomSampler
 
 from shf.batching import Batch
 from shf.cg import geometric, relative_progress
@@ -73,6 +74,11 @@ class HF(SHF):
             raise TypeError(
                 f"batches is a one-time iterator ({type(batches).__name__}): expected something that can be iterated "
                 "again, such as a list or a DataLoader"
+            )
+        if isinstance(getattr(batches, "sampler", None), RandomSampler):
+            raise ValueError(
+                "batches is a DataLoader that shuffles: every evaluation in a step must see the same batches; give it "
+                "shuffle=False, or a list of its batches"
             )
         network = self._network()
         refuse_unsupported(network, ranks)

@@ -156,7 +156,7 @@ class Jacobian:
         everything = self._whole and len(chunk) == self.rows
         rows = None if everything else self._all[chunk]
         theta = self.network.leaves()
-        inputs = self._batch.inputs if rows is None else self._batch.select(self._batch.inputs, rows)
+        inputs = self._batch.take_inputs(rows)
         recorded = Calls.recorded(self.network.model, enabled=self._record and graph)
         named = named_tensors(enabled=self._steady and graph)
         with torch.set_grad_enabled(graph), recorded as calls, named as steady, self.draws.over(rows):

@@ -53,13 +53,13 @@ NO_ROWS = Layout([], [], {}, separable=True)
 def signature(network: Network, batch: Batch) -> object | None:
     """What a layout depends on. None if that cannot be told from the inputs, as with data that holds no tensors."""
     shapes = tuple((z.shape[1:] if z.shape[:1] == (batch.rows,) else z.shape, z.dtype) for z in leaves(batch.inputs))
-    flags = tuple((m.training, *_numbers(m)) for m in network.model.modules())
+    flags = tuple(map(_switches, network.model.modules()))
     return (shapes, flags, tuple(network.names)) if shapes else None
 
 
-def _numbers(module: nn.Module) -> list[float]:
-    """A module's own numbers, the probability of its dropout among them: at 0 it draws nothing."""
-    return [value for value in vars(module).values() if isinstance(value, float)]
+def _switches(module: nn.Module) -> tuple[object, ...]:
+    """A module's own plain attributes, its mode and the probability of its dropout among them: at 0 it draws nothing."""
+    return tuple(value for value in vars(module).values() if isinstance(value, float | int | str | None))
 
 
 @torch.no_grad()
@@ -67,8 +67,8 @@ def find_layout(network: Network, batch: Batch, seed: int) -> Layout:
     """Runs the model on rows (i, j, i) and on rows (i, j), with the same frozen draws, and compares.
 
     Raises:
-        RuntimeError: if the model gives different outputs for the same inputs, parameters and draws, or hides its
-            parameters from autograd (reentrant checkpointing).
+        RuntimeError: if the model gives different outputs for the same inputs, parameters and draws, hides its parameters
+            from autograd, or computes in half precision.
     """
     try:
         one, other = _two_different_rows(batch)
@@ -76,12 +76,12 @@ def find_layout(network: Network, batch: Batch, seed: int) -> Layout:
         first = _attempt(network, three, two, seed, minor=False)
     except AmbiguousRowsError as error:
         return _refusal(f"{error}")
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+    except Exception as error:  # whatever a model raises that insists on its number of rows
         if is_out_of_memory(error):
             raise
         return _refusal(f"it fails on two of its rows ({type(error).__name__}: {error})")
     _refuse_other_randomness(network, three, seed)
-    _refuse_reentrant_checkpointing(network, two, seed)
+    _refuse_blind_spots(network, two, seed)
     if first.separable or not any(axis is not None and axis.fold > 1 for axis in first.draws):
         return first
     second = _attempt(network, three, two, seed, minor=True)
@@ -91,8 +91,8 @@ def find_layout(network: Network, batch: Batch, seed: int) -> Layout:
 
 
 class LayoutMemory:
-    """The last layout that was found; the model is looked at again only when its mode, its
-    numbers or the shape of its inputs change.
+    """The last layout that was found; the model is looked at again only when its mode, another plain attribute or the shape
+    of its inputs changes.
 
     A refusal is not remembered: what made the model fail on some rows may have been of that moment (out of memory).
     Nor is what a single row shows, or outputs that are not finite: they do not say whether rows influence each other.
@@ -231,10 +231,25 @@ def _refuse_other_randomness(network: Network, batch: Batch, seed: int) -> None:
             )
 
 
-def _refuse_reentrant_checkpointing(network: Network, batch: Batch, seed: int) -> None:
-    """Its parameters are invisible to autograd.grad: they would silently count as having no influence."""
-    with torch.enable_grad(), Draws(seed, 2).over():
-        outputs = network(network.leaves(), batch.inputs)
+def _refuse_blind_spots(network: Network, batch: Batch, seed: int) -> None:
+    """What a step would not see: parameters inside of reentrant checkpoints, or used by another reference than the module's
+    own, would silently count as having no influence; autocast inside of `forward` would make curvature noise."""
+
+    def look(module: nn.Module, args: Any) -> None:
+        if torch.is_autocast_enabled(network.device.type):
+            raise RuntimeError(
+                f"{type(module).__name__} runs under autocast, which is switched on inside the model's forward: SHF needs "
+                "full precision, where curvature is not noise; leave it out (with Accelerate: mixed_precision='no')"
+            )
+
+    handles = [m.register_forward_pre_hook(look) for m in network.model.modules()]
+    try:
+        with torch.enable_grad(), Draws(seed, 2).over():
+            outputs = network(network.leaves(), batch.inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    own = {id(p): name for p, name in zip(network.parameters, network.names, strict=True)}
     nodes = {z.grad_fn for z in _floating(outputs) if z.grad_fn is not None}
     queue = list(nodes)
     while queue:
@@ -243,6 +258,11 @@ def _refuse_reentrant_checkpointing(network: Network, batch: Batch, seed: int) -
             raise RuntimeError(
                 "the model uses reentrant gradient checkpointing, which cannot be differentiated by autograd.grad; "
                 "call torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+            )
+        if (name := own.get(id(getattr(node, "variable", None)))) is not None:
+            raise RuntimeError(
+                f"the model uses parameter {name} by a reference of its own (in a list, a closure or a plain attribute), "
+                "where a step cannot put trial values; use it through the module that holds it"
             )
         new = {parent for parent, _ in node.next_functions if parent is not None} - nodes
         nodes |= new

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shf.tree import map_leaves
@@ -119,7 +120,10 @@ class LossExpansion:
 
         self._outputs = map_leaves(leaf, outputs)
         if not self._leaves:
-            raise ValueError(f"the model's output holds no floating-point tensor (got {type(outputs).__name__})")
+            raise ValueError(
+                f"the model's output holds no floating-point tensor (got {type(outputs).__name__}): expected a tensor, or a "
+                "tuple, list or mapping of tensors"
+            )
         with torch.enable_grad():
             total = loss(self._outputs, targets)
             if not total.requires_grad:
@@ -129,6 +133,7 @@ class LossExpansion:
         if all(g is None for g in gradient):
             raise ValueError(f"loss {loss.name} does not depend on the model's outputs: nothing to optimise")
         self.value = total.detach()
+        self._used = [i for i, g in enumerate(gradient) if g is not None]
         self._graph = [torch.zeros_like(z) if g is None else g for g, z in zip(gradient, self._leaves, strict=True)]
         self.gradient = [g.detach() for g in self._graph]
 
@@ -162,13 +167,20 @@ class LossExpansion:
         """L''u by differentiating ∂L/∂z once more; a loss that is not convex is refused by name."""
         if not any(g.requires_grad for g in self._graph):
             return [torch.zeros_like(z) for z in self._leaves]
-        found = torch.autograd.grad(
-            [g for g in self._graph if g.requires_grad],
-            self._leaves,
-            [v for v, g in zip(u, self._graph, strict=True) if g.requires_grad],
-            retain_graph=True,
-            allow_unused=True,
-        )
+        try:
+            found = torch.autograd.grad(
+                [g for g in self._graph if g.requires_grad],
+                self._leaves,
+                [v for v, g in zip(u, self._graph, strict=True) if g.requires_grad],
+                retain_graph=True,
+                allow_unused=True,
+            )
+        except RuntimeError as error:
+            if "is not implemented" not in str(error):
+                raise
+            raise ValueError(
+                f"loss {self._loss.name} cannot be differentiated twice by torch ({error}): write it with functions that can"
+            ) from error
         result = [torch.zeros_like(z) if h is None else h for h, z in zip(found, self._leaves, strict=True)]
         curvature = sum(torch.sum(v * h).item() for v, h in zip(u, result, strict=True))
         size = math.sqrt(sum(torch.sum(v * v).item() for v in u) * sum(torch.sum(h * h).item() for h in result))
@@ -184,6 +196,8 @@ class LossExpansion:
         function = self._loss.function
         if isinstance(function, PerCase):
             return function.total, 1.0 / len(self._leaves[0])
+        if function in _FUNCTIONS and self._loss.reduction is Reduction.MEAN:
+            return _FUNCTIONS[function](), 1.0
         return (function, 1.0) if isinstance(function, nn.Module) else (None, 1.0)
 
     def _diagonal(self) -> Tensor | None:
@@ -207,24 +221,36 @@ class LossExpansion:
 
     def _dense_root(self, signs: Callable[[Tensor], Tensor]) -> list[Tensor]:
         """Root of L'' case by case through its dense blocks; for losses of one output that do not mix rows."""
-        if len(self._leaves) != 1 or self._leaves[0][0].numel() > _DENSE_OUTPUTS:
-            shapes = [tuple(z.shape) for z in self._leaves]
+        used = [self._leaves[i] for i in self._used]
+        if len(used) != 1 or used[0][0].numel() > _DENSE_OUTPUTS:
+            shapes = [tuple(z.shape) for z in used]
             raise ValueError(
                 f"preconditioner='jacobi' and 'kronecker' need a root of L'', and loss {self._loss.name} on outputs "
-                f"{shapes} has no closed form for it; use preconditioner='empirical-fisher'"
+                f"{shapes} has no closed form for it: expected a torch loss, or one output of at most {_DENSE_OUTPUTS} "
+                "numbers a row; use preconditioner='empirical-fisher'"
             )
-        z = self._leaves[0]
+        (z,) = used
         per_row = z[0].numel()
         columns = []
         for k in range(per_row):
             basis = torch.zeros(len(z), per_row, dtype=z.dtype, device=z.device)
             basis[:, k] = 1
-            columns.append(self._checked([basis.view_as(z)])[0].reshape(len(z), per_row))
+            columns.append(self._checked(self._among(basis.view_as(z)))[self._used[0]].reshape(len(z), per_row))
         values, vectors = torch.linalg.eigh(torch.stack(columns, 2))
         root = vectors * values.clamp_min(0).sqrt().unsqueeze(1)
         xi = signs(z).reshape(len(z), per_row, 1)
-        return [(root @ xi).view_as(z)]
+        return self._among((root @ xi).view_as(z))
+
+    def _among(self, of_the_used: Tensor) -> list[Tensor]:
+        """A cotangent of the one output that L depends on, with zeros for the others."""
+        return [of_the_used if i == self._used[0] else torch.zeros_like(z) for i, z in enumerate(self._leaves)]
 
 
 _DENSE_OUTPUTS = 1024
+_FUNCTIONS: dict[Any, type[nn.Module]] = {
+    F.cross_entropy: nn.CrossEntropyLoss,
+    F.mse_loss: nn.MSELoss,
+    F.binary_cross_entropy_with_logits: nn.BCEWithLogitsLoss,
+}
+"""Functions that are called like these modules."""
 _ELEMENTWISE = (nn.BCEWithLogitsLoss, nn.MSELoss, nn.HuberLoss, nn.SmoothL1Loss, nn.PoissonNLLLoss, nn.SoftMarginLoss)

@@ -53,20 +53,24 @@ class _Bound(nn.Module):
         return self._forward(self.model, inputs)
 
 
-class _DenseGradients(TorchFunctionMode):
-    """`F.embedding` as if `sparse` were not set."""
+_PLAIN = {"sparse": False, "scale_grad_by_freq": False}
+
+
+class _PlainGradients(TorchFunctionMode):
+    """`F.embedding` as if neither `sparse` nor `scale_grad_by_freq` were set."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        return func(*args, **(kwargs | {"sparse": False} if func is F.embedding else kwargs))
+        return func(*args, **(kwargs | _PLAIN if func is F.embedding else kwargs))
 
 
-def dense_gradients(module: nn.Module) -> AbstractContextManager[object]:
-    """Inside, embeddings with `sparse=True` give dense gradients: sparse ones are no part of a flat vector."""
-    sparse = any(isinstance(m, nn.Embedding) and m.sparse for m in module.modules())
-    return _DenseGradients() if sparse else nullcontext()
+def plain_gradients(module: nn.Module) -> AbstractContextManager[object]:
+    """Inside, embeddings give their gradient as it is: a sparse one is no part of a flat vector, and one that is scaled by
+    how often rows occur is not the objective's."""
+    special = any(isinstance(m, nn.Embedding) and (m.sparse or m.scale_grad_by_freq) for m in module.modules())
+    return _PlainGradients() if special else nullcontext()
 
 
 def holders(model: nn.Module) -> dict[int, int]:
@@ -130,7 +134,7 @@ class Network:
         buffers = self.buffers() if buffers is None else buffers
         replaced = {key: value for keys, value in zip(self._keys, values, strict=True) for key in keys}
         replaced |= {key: buffers[keys[0]] for _, keys in self._buffers for key in keys}
-        with dense_gradients(self.model):
+        with plain_gradients(self.model):
             outputs = functional_call(
                 self._bound, replaced, (inputs,), tie_weights=False
             )  # all names are there: faster
@@ -169,14 +173,21 @@ def twice_differentiable_kernels(device: torch.device, *, recurrent: bool = True
     """Kernels whose backward can itself be differentiated, inside this block only.
 
     Fused attention and cuDNN's recurrent kernels have no second derivative: attention uses its mathematical form here,
-    and cuDNN is set aside if there are recurrent layers. Autocast is off: curvature in half precision is noise.
+    and cuDNN is set aside if there are recurrent layers. The fast path of transformer layers in eval mode, which torch
+    takes only where no gradient is wanted, is shut: with a padding mask it computes another function. Autocast is off:
+    curvature in half precision is noise.
     """
-    with (
-        sdpa_kernel(SDPBackend.MATH),
-        torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext(),
-        torch.autocast(device.type, enabled=False),
-    ):
-        yield
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with (
+            sdpa_kernel(SDPBackend.MATH),
+            torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext(),
+            torch.autocast(device.type, enabled=False),
+        ):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
 
 
 def is_recurrent(model: nn.Module) -> bool:

@@ -310,7 +310,7 @@ class Objective:
         return axis.take(whole, self._share.numbers)
 
     def _outputs(self, values: Sequence[Tensor], rows: Tensor | None) -> Any:
-        inputs = self._batch.inputs if rows is None else self._batch.select(self._batch.inputs, rows)
+        inputs = self._batch.take_inputs(rows)
         with torch.no_grad(), nullcontext() if self._drawless else self._draws.over(rows):
             return self._network(values, inputs)
 

@@ -36,6 +36,7 @@ from shf.participation import Participation
 from shf.preconditioner import Preconditioner
 from shf.randomness import mix
 from shf.ranks import Ranks
+from shf.remembered import refuse_other_shapes
 from shf.step import Problem, Solver, State, StepInfo, shf_step
 from shf.surroundings import Surroundings, warn
 from shf.together import Communication, Connection
@@ -282,10 +283,11 @@ class SHF(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continues where `state_dict` was taken: δ, λ, γ, β, epoch, seed and the groups' weight decay come from it."""
-        if "shf" not in state_dict["param_groups"][0]:
+        if "shf" not in (state_dict.get("param_groups") or [{}])[0]:
             raise ValueError(
                 f"the state was not saved by {type(self).__name__}: its first parameter group has no 'shf'"
             )
+        refuse_other_shapes(state_dict, self.param_groups)
         super().load_state_dict(state_dict)
         self._last_solution.forget()
 

@@ -19,7 +19,7 @@ from torch.func import functional_call, vjp, vmap
 from torch.nn.functional import one_hot
 
 from shf.jacobian import Graph, Jacobian
-from shf.network import dense_gradients, holders
+from shf.network import holders, plain_gradients
 from shf.recording import Call
 from shf.rows import RowAxis, even_chunks
 
@@ -247,7 +247,7 @@ def _pullback_per_case(module: nn.Module, values: dict[str, Tensor], uses: Seque
 
     def one_case(a: Tensor, g: Tensor) -> dict[str, Tensor]:
         def layer(parameters: dict[str, Tensor]) -> Tensor:
-            with dense_gradients(module):
+            with plain_gradients(module):
                 return _apart(module, parameters, a[None])
 
         return vjp(layer, values)[1](g[None])[0]  # type: ignore[no-any-return]
@@ -331,6 +331,8 @@ def _pull_cases(
 
 def _one_row_each(u: Tensor, axis: RowAxis, rows: Tensor, count: int) -> Tensor:
     """(cases, *u.shape): in entry k all of u but row rows[k] is zero."""
+    if count == 1:
+        return u[None]
     if u.ndim <= axis.axis or u.shape[axis.axis] != count * axis.fold:
         raise ValueError(
             f"per-case gradients: an output of shape {tuple(u.shape)} does not say which entries belong to which of {count} "

@@ -107,8 +107,9 @@ class Draws(TorchDispatchMode):
             )
         if handler is None:
             raise RuntimeError(
-                f"{func} draws numbers whose distribution depends on the network's own values, or in a way that cannot "
-                "be frozen for the step; use dropout, noise from torch.rand/randn/bernoulli(p), or model.eval()"
+                f"{func} cannot be frozen for the step: it permutes, or draws from a distribution given by tensors, which "
+                "may depend on the network's own values; use dropout, noise from torch.rand or randn (for probabilities p "
+                "that do not depend on parameters: torch.rand_like(p) < p), or model.eval()"
             )
         result = handler(self, position, args, kwargs)
         torch.default_generator.manual_seed(_POSITION + position + 1)

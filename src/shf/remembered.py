@@ -1,6 +1,6 @@
 """What the optimizer remembers of each parameter between steps, in its state, as torch saves and loads it."""
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -28,3 +28,17 @@ def forget_others(network: Network, state: OptimizerState, name: str) -> None:
     trained = {id(p) for p in network.parameters}
     for p in [p for p, entries in state.items() if name in entries and id(p) not in trained]:
         remember(state, p, **{name: None})
+
+
+def refuse_other_shapes(state_dict: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> None:
+    """Refuses a saved state whose vectors do not have the parameters' shapes: it is of another model."""
+    numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+    parameters = [p for group in groups for p in group["params"]]
+    for number, p in zip(numbers, parameters, strict=False):  # torch itself compares how many there are
+        for name in ("delta", "average", "moved"):
+            found = state_dict["state"].get(number, {}).get(name)
+            if found is not None and found.shape != p.shape:
+                raise ValueError(
+                    f"the state is of another model: {name} of parameter {number} has shape {tuple(found.shape)}, expected "
+                    f"{tuple(p.shape)}"
+                )

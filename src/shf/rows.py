@@ -93,10 +93,15 @@ def join_outputs(parts: Sequence[Any], axes: Sequence[RowAxis | None]) -> Any:
     places = iter(axes)
     joined = []
     for column in zip(*(leaves(part) for part in parts), strict=True):
-        axis = next(places) if column[0].is_floating_point() else RowAxis(0)
+        axis = next(places) if column[0].is_floating_point() else _axis_of_others(column[0])
         joined.append(column[0] if axis is None else axis.cat(column))
     tensors = iter(joined)
     return map_leaves(lambda _: next(tensors), parts[0])
+
+
+def _axis_of_others(tensor: Tensor) -> RowAxis | None:
+    """Of an output that is no floating-point tensor (indices, masks): axis 0, unless it has no entries along it."""
+    return RowAxis(0) if tensor.ndim and len(tensor) else None
 
 
 def take_outputs(outputs: Any, axes: Sequence[RowAxis | None], rows: Tensor) -> Any:
@@ -104,7 +109,7 @@ def take_outputs(outputs: Any, axes: Sequence[RowAxis | None], rows: Tensor) -> 
     places = iter(axes)
 
     def take(tensor: Tensor) -> Tensor:
-        axis = next(places) if tensor.is_floating_point() else RowAxis(0)
+        axis = next(places) if tensor.is_floating_point() else _axis_of_others(tensor)
         return tensor if axis is None else axis.take(tensor, rows)
 
     return map_leaves(take, outputs)

@@ -3,6 +3,7 @@ spread over processes, embeddings that have no second derivative or rewrite thei
 
 import sys
 
+import torch
 from torch import nn
 
 from shf.network import Network
@@ -10,10 +11,15 @@ from shf.ranks import Ranks
 
 
 def refuse_unsupported(network: Network, ranks: Ranks) -> None:
-    """Refuses DTensor parameters, SyncBatchNorm in training mode, EmbeddingBag, and Embedding with `max_norm`."""
+    """Refuses DTensor parameters, SyncBatchNorm in training mode, TorchScript, EmbeddingBag, Embedding with `max_norm`."""
     _refuse_spread(network.model, ranks)
     trained = {id(p) for p in network.parameters}
     for name, m in network.model.named_modules():
+        if isinstance(m, torch.jit.ScriptModule):
+            raise TypeError(
+                f"{name or 'the model'} is TorchScript, into which a step cannot look; train the module that it was made "
+                "from, and script it afterwards"
+            )
         if isinstance(m, nn.EmbeddingBag) and id(m.weight) in trained:
             raise TypeError(
                 f"{name or 'the model'} is an EmbeddingBag, which torch cannot differentiate twice; use nn.Embedding and "

@@ -1,0 +1,178 @@
+"""What models and losses from elsewhere do that a step must not trip over."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import shf
+from helpers import FEATURES, assert_close, identical, labelled, mlp, snapshot
+
+CE = nn.CrossEntropyLoss()
+
+
+class Encoder(nn.Module):
+    """A transformer whose padded positions count in the mean, as they come out of the layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x, padding):
+        return self.head(self.layer(x, src_key_padding_mask=padding).mean(1))
+
+
+@pytest.mark.parametrize("curvature_batch", [None, 8])
+def test_attention_in_eval_mode_is_one_function_in_all_evaluations(curvature_batch):
+    """Fails where torch's fast path is open: it zeroes padded positions, and only where no gradient is wanted."""
+    torch.manual_seed(0)
+    model = Encoder().eval()
+    x, padding, y = torch.randn(16, 5, 8), torch.zeros(16, 5, dtype=torch.bool), torch.randn(16, 1)
+    padding[:, 3:] = True
+    info = shf.SHF(model, nn.MSELoss(), curvature_batch=curvature_batch).step((x, padding), y)
+    assert torch.backends.mha.get_fastpath_enabled()
+    assert info.loss_after == pytest.approx(F.mse_loss(model(x, padding), y).item(), rel=1e-5)  # with gradients
+
+
+class Counted(nn.Module):
+    """A layer over an embedding whose gradients torch would divide by how often each word occurs."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(6, 4, scale_grad_by_freq=True), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.words(x).sum(1))
+
+
+def test_gradients_scaled_by_frequency_are_taken_as_they_are():
+    """Fails where the scaling reaches the products: they would not be those of a symmetric matrix."""
+    torch.manual_seed(0)
+    model, words, targets = Counted().double(), torch.randint(6, (12, 3)), torch.randint(3, (12,))
+    plain = copy.deepcopy(model)
+    plain.words.scale_grad_by_freq = False
+    v = torch.randn(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
+    found, expected = (shf.gauss_newton_product(m, CE, words, targets)(v) for m in (model, plain))
+    assert_close(found, expected)
+
+
+class Labelled(nn.Linear):
+    """Checks that every row comes with its own label, a word."""
+
+    def forward(self, x, words):
+        assert [word == "above" for word in words] == (x[:, 0] > 0).tolist()
+        return super().forward(x)
+
+
+def test_lists_with_an_entry_for_each_row_follow_the_rows():
+    x, targets = labelled()
+    words = ["above" if value > 0 else "below" for value in x[:, 0]]
+    optimizer = shf.SHF(Labelled(FEATURES, 3).double(), CE, curvature_batch=5)
+    for _ in range(3):
+        assert optimizer.step((x, words), targets).accepted
+        optimizer.next_epoch()
+
+
+class Switched(nn.Linear):
+    """Centres its outputs over the batch once `centred` is set."""
+
+    centred = False
+
+    def forward(self, x):
+        z = super().forward(x)
+        return z - z.mean(0) if self.centred else z
+
+
+def test_a_switch_that_is_thrown_between_steps_is_seen():
+    """Fails where only float attributes are looked at: rows would be taken for independent of each other."""
+    optimizer = shf.SHF(Switched(FEATURES, 3).double(), CE, microbatch=5)
+    optimizer.step(*labelled())
+    optimizer.model.centred = True
+    with pytest.raises(ValueError, match="microbatch"):
+        optimizer.step(*labelled())
+
+
+class Rich(nn.Linear):
+    """Returns more than the loss looks at, of all shapes and types."""
+
+    def forward(self, x):
+        logits = super().forward(x)
+        more = {"hidden": 2 * x, "count": torch.tensor(5), "none": torch.zeros(0, dtype=torch.long)}
+        return {"logits": logits, "best": logits.argmax(1), **more}
+
+
+@pytest.mark.parametrize("options", [{}, {"microbatch": 5}, dict(shf.presets.fast), {"preconditioner": "jacobi"}])
+def test_outputs_that_the_loss_does_not_look_at(options):
+    optimizer = shf.SHF(Rich(FEATURES, 3).double(), lambda z, t: F.cross_entropy(z["logits"], t), **options)
+    assert optimizer.step(*labelled()).accepted
+
+
+def test_a_function_has_the_closed_form_of_its_module():
+    """1100 classes are too many for a root of L'' by dense blocks."""
+    x, targets = torch.randn(9, 3), torch.randint(1100, (9,))
+    models = [nn.Linear(3, 1100)]
+    models.append(copy.deepcopy(models[0]))
+    for model, loss in zip(models, (CE, F.cross_entropy), strict=True):
+        shf.SHF(model, loss, preconditioner="jacobi", seed=0).step(x, targets)
+    assert torch.equal(models[0].weight, models[1].weight)
+    with pytest.raises(ValueError, match="at most 1024 numbers a row"):
+        shf.SHF(models[0], lambda z, t: F.cross_entropy(z, t), preconditioner="jacobi").step(x, targets)
+
+
+class InsistsOnRows(nn.Linear):
+    def forward(self, x):
+        assert len(x) == 12, "this model was written for twelve rows"
+        return super().forward(x)
+
+
+def test_a_model_that_asserts_its_number_of_rows():
+    assert shf.SHF(InsistsOnRows(FEATURES, 3).double(), CE).step(*labelled(12)).accepted
+
+
+class Squeezed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.steps, self.head = nn.LSTM(4, 5, batch_first=True), nn.Linear(5, 1)
+
+    def forward(self, x):
+        return self.head(self.steps(x)[0][:, -1]).squeeze()
+
+
+def test_a_last_batch_of_one_row_that_is_squeezed_away():
+    optimizer = shf.SHF(Squeezed(), lambda z, t: F.mse_loss(z.reshape(-1), t))
+    for rows in (9, 1):
+        assert optimizer.step(torch.randn(rows, 6, 4), torch.randn(rows)).accepted
+
+
+def test_parameters_without_a_shape():
+    with pytest.raises(ValueError, match="no shape yet"):
+        shf.SHF(nn.LazyLinear(3), CE)
+
+
+def test_a_loss_that_torch_cannot_differentiate_twice_is_named():
+    optimizer = shf.SHF(mlp(), nn.MultiMarginLoss())
+    before = snapshot(optimizer)
+    with pytest.raises(ValueError, match="MultiMarginLoss cannot be differentiated twice"):
+        optimizer.step(*labelled())
+    assert identical(snapshot(optimizer), before)
+
+
+@pytest.mark.parametrize("state", ["empty", "other shapes"])
+def test_states_of_other_models_are_refused(state):
+    first, second = (shf.SHF(nn.Linear(*sizes).double(), CE) for sizes in ((4, 3), (3, 4)))
+    first.step(*labelled())
+    before = snapshot(second)
+    with pytest.raises(ValueError, match="not saved by SHF" if state == "empty" else "of another model"):
+        second.load_state_dict({} if state == "empty" else first.state_dict())
+    assert identical(snapshot(second), before)
+
+
+def test_hf_refuses_a_loader_that_shuffles():
+    x, targets = labelled()
+    optimizer = shf.HF(mlp(), CE)
+    with pytest.raises(ValueError, match="shuffle=False"):
+        optimizer.step(DataLoader(TensorDataset(x, targets), batch_size=4, shuffle=True), (x, targets))
