@@ -273,6 +273,45 @@ def test_the_optimizers_are_listed() -> None:
     assert (result.exit_code, "leave one of the two out" in result.stderr) == (2, True)
 
 
+def test_a_limit_that_is_already_passed_is_refused(tmp_path: Path) -> None:
+    run_tiny(tmp_path / "a")
+    before = files(tmp_path / "a")
+    for words, says in ((("--epochs", "1"), "gone through 2 already"), (("--minutes", "0.001"), "has trained for")):
+        record = tmp_path / "a" / "run.json"
+        content = json.loads(record.read_text())
+        content["summary"]["elapsed_seconds"] = 60.0
+        record.write_text(json.dumps(content))
+        result = shf_command("resume", tmp_path / "a", *words)
+        assert (result.exit_code, says in result.stderr) == (2, True), result.stderr
+    assert {k: v for k, v in files(tmp_path / "a").items() if k != "run.json"} == {
+        k: v for k, v in before.items() if k != "run.json"
+    }
+
+
+def test_a_run_that_diverged_at_once_says_so_when_it_is_resumed(tmp_path: Path) -> None:
+    run_tiny(tmp_path / "a", "--optimizer", "sgd", "--set", "learning_rate=1e38")
+    result = shf_command("resume", tmp_path / "a")
+    assert (result.exit_code, "the run diverged before a checkpoint" in result.stderr) == (1, True)
+
+
+def test_options_of_a_subcommand_come_after_its_name(tmp_path: Path) -> None:
+    result = shf_command("data", "--data-dir", tmp_path, "get", "usps")
+    assert (result.exit_code, "come after its name" in result.stderr) == (2, True)
+
+
+def test_a_place_that_cannot_be_written_to_is_refused_before_the_search(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = shf_command("tune", "tiny", "adam", "--out", tmp_path / "file" / "tuned.json")
+    assert result.exit_code == 1
+    assert "rung" not in result.stderr
+
+
+def test_a_reader_who_has_enough_ends_the_command_quietly() -> None:
+    script = f"{sys.executable} -m shf list --json | head -c 1"
+    found = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120)
+    assert (found.stdout, found.stderr) == ("[", "")
+
+
 def test_failures_end_with_1(tmp_path: Path) -> None:
     result = shf_command("resume", tmp_path)
     assert (result.exit_code, "holds no run" in result.stderr) == (1, True)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from shf.lab import plots, report
-from shf.lab.figures import _without_the_start, charts, metric_words, named, slug
+from shf.lab.figures import Run, _without_the_start, charts, metric_words, named, slug
 from shf.lab.plots import Chart, Series, draw, spread, thinned
 from shf.lab.records import MetricsFile, RecordError, Seal, read_run, write_run
 from shf.lab.samples import encode_samples
@@ -296,6 +296,44 @@ def test_a_record_without_an_experiment_is_refused(tmp_path: Path, config: dict[
     write_run(tmp_path / "run.json", {"config": config, "metrics": metrics.seal().to_json()})
     with pytest.raises(RecordError, match="names no experiment"):
         page(tmp_path)
+
+
+def runs_below(place: Path) -> list[Run]:
+    return named(report.read_verified(report.find_runs([place])))
+
+
+def test_only_replicates_share_a_name(tmp_path: Path) -> None:
+    """Runs of one method with another budget, other settings or other tuning are no seeds of each other."""
+    make_run(tmp_path / "a", "adam", seed=0, epochs=3)
+    make_run(tmp_path / "b", "adam", seed=1, epochs=3)
+    assert [run.label for run in runs_below(tmp_path)] == ["adam", "adam"]
+    make_run(tmp_path / "c", "adam", seed=0, epochs=3, settings={"learning_rate": 0.5}, tuning={"words": "tuned"})
+    assert [run.label for run in runs_below(tmp_path)] == [
+        "adam, not tuned",
+        "adam, not tuned",
+        "adam, tuned",
+    ]
+    make_run(tmp_path / "d", "adam", seed=0, epochs=3, settings={"learning_rate": 0.7})
+    assert len({run.label for run in runs_below(tmp_path)}) == 4
+
+
+def test_a_run_that_is_named_twice_is_there_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(tmp_path / "a", epochs=1)
+    monkeypatch.chdir(tmp_path)
+    assert report.find_runs([Path("a"), tmp_path / "a", Path()]) == [Path("a")]
+
+
+def test_a_rate_set_by_hand_is_not_called_tuned(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", "adam", epochs=1, options=["learning_rate=0.5"], tuning={"words": "tuned: 0.003"})
+    shown = page(tmp_path / "a")
+    assert "rate set by hand" in shown
+    assert "tuned: 0.003" not in shown
+
+
+def test_the_clock_is_named_where_it_is_not_the_walls(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", epochs=2, clock="processor")
+    axes = [chart.x_label for chart in charts(runs_below(tmp_path))]
+    assert "seconds of training (processor time)" in axes
 
 
 # drawing

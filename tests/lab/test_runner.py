@@ -182,6 +182,41 @@ def test_minutes_end_a_run_inside_an_epoch(tmp_path: Path, monkeypatch: pytest.M
     assert last["epoch"] == pytest.approx(60 / 48)
 
 
+def test_a_signal_in_the_last_iteration_interrupts_nothing(tmp_path: Path) -> None:
+    class Last(Observer):
+        def iteration(self, row: Mapping[str, Any], progress: Progress) -> None:
+            if progress.iteration == 9:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    assert runner.start(tiny_config(), tmp_path, observer=Last()).status is Status.FINISHED
+
+
+def test_a_record_keeps_what_its_earlier_parts_were_computed_with(tmp_path: Path) -> None:
+    runner.start(tiny_config(epochs=1), tmp_path)
+    record = tmp_path / "run.json"
+    content = json.loads(record.read_text())
+    content["versions"]["torch"], content["warnings"] = "1.0", ["the disk was full"]
+    record.write_text(json.dumps(content))
+    runner.resume(tmp_path, epochs=2)
+    found = json.loads(record.read_text())
+    assert found["earlier"] == [{"versions": content["versions"], "machine": content["machine"]}]
+    assert found["warnings"][0] == "the disk was full"
+    assert "the run was started with 1.0" in found["warnings"][1]
+    runner.resume(tmp_path, epochs=3)
+    assert len(json.loads(record.read_text())["earlier"]) == 1
+
+
+def test_seconds_per_epoch_are_those_of_batches_that_grew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(runconfig.CLOCKS, "wall", itertools.count().__next__)  # type: ignore[attr-defined]
+    training = runner.new_training(tiny_config(epochs=2), None)
+    for size in (16, 48):
+        training.position.batch = size
+        while not training.epoch_ended:
+            training.iterate()
+        training.end_epoch()
+    assert training.summary()["seconds_per_epoch"] == 2.0  # three steps of a second, then one
+
+
 def test_an_objective_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
     config = tiny_config("sgd", options=("learning_rate=1e38",))
     result = runner.start(config, tmp_path)

@@ -3,6 +3,8 @@
 import itertools
 import json
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from shf import NonFiniteError
 from shf.lab.baselines import METHODS
 from shf.lab.baselines.protocol import MethodSpec, costs
 from shf.lab.choices import (
@@ -159,6 +162,32 @@ class TestSearch:
         assert [trial.iterations for trial in choice.trials] == [2, 7, 7, 2, 1]  # the last diverges
         assert [trial.seconds for trial in choice.trials] == [2, 7, 7, 2, 1]
         assert choice.budget == {unit: 20.0}
+
+    def test_a_trial_that_raises_for_numbers_that_are_not_finite_has_diverged(self) -> None:
+        class Raises(Scripted):
+            def step(self, inputs: Any, targets: Any) -> dict[str, float]:
+                if self.settings["rate"] >= 10:
+                    raise NonFiniteError("f is not finite")
+                return super().step(inputs, targets)
+
+        base = scripted_spec([])
+        spec = MethodSpec("raises", "", lambda model, loss, s: Raises(model, s), base.defaults, base.grid)
+        choice = tune("toy", spec, scripted_subject, budget=Budget(iterations=40))
+        assert choice.settings == {"rate": 1.0}
+        assert [trial.scores[0] is None for trial in choice.trials] == [False, False, False, True, True]
+
+    def test_the_average_of_a_method_that_has_one_is_what_is_scored(self) -> None:
+        class Averages(Scripted):
+            @contextmanager
+            def averaged(self) -> Iterator[None]:
+                with torch.no_grad():
+                    self.model.weight.neg_()
+                    yield
+                    self.model.weight.neg_()
+
+        base = scripted_spec([])
+        spec = MethodSpec("averages", "", lambda model, loss, s: Averages(model, s), base.defaults, base.grid)
+        assert tune("toy", spec, scripted_subject, budget=Budget(iterations=40)).settings["rate"] in (0.01, 100.0)
 
     def test_a_clock_that_is_not_there_is_refused(self) -> None:
         with pytest.raises(ValueError, match=r"Budget\(clock='sun'\): must be one of wall, processor"):

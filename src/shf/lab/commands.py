@@ -7,6 +7,8 @@ command that cannot be right. Heavy imports wait until a command needs them.
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from shf.lab.observer import RunResult
 
 DONE, FAILED, WRONG = 0, 1, 2
+_TELLING_SECONDS = 20.0
+"""A run that trained for less says little about how long epochs take here."""
 
 
 class Commands(TyperGroup):
@@ -30,6 +34,9 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except BrokenPipeError:  # whoever reads has enough; nothing is left to flush at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(FAILED) from None
         except Exception as error:
             code = exit_code(error)
             if code is None:
@@ -82,10 +89,10 @@ ExperimentName = Annotated[str, typer.Argument(help="See `shf list`.", autocompl
 DataDir = Annotated[Path | None, typer.Option(help="Where the data are, laid out like mnist/, usps/, reuters/.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a script.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress, only warnings.")]
-Clock = Annotated[Literal["wall", "processor"], typer.Option(help="Count seconds of the wall, or of the processor.")]
+Clock = Annotated[Literal["wall", "processor"], typer.Option(help="Whose seconds are counted.")]
 Epochs = Annotated[int | None, typer.Option(min=1, help="Train for so many epochs.")]
-Minutes = Annotated[float | None, typer.Option(min=1e-3, help="Train for so long; evaluation is not counted.")]
-Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of initial weights, batches and masks.")]
+Minutes = Annotated[float | None, typer.Option(min=1e-3, help="Minutes of training; evaluation is not counted.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of initial weights, batches and masks.")]
 Split = Annotated[int | None, typer.Option(help="USPS: which of the five splits.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace the run that the directory holds.")]
 TakeOver = Annotated[bool, typer.Option("--force", help="Take over a run noted as in use on another host.")]
@@ -150,6 +157,8 @@ def _measure(data_dir: Path | None) -> None:
 def list_data(ctx: typer.Context, as_json: AsJson = False, data_dir: DataDir = None) -> None:
     """The data sets: which are here, where, and how large. `shf data get NAME` fetches one."""
     if ctx.invoked_subcommand is not None:
+        if as_json or data_dir is not None:
+            raise ExperimentError(f"options of `shf data {ctx.invoked_subcommand}` come after its name")
         return
     from shf.lab.data import available
     from shf.lab.listing import data_table
@@ -163,18 +172,20 @@ def list_data(ctx: typer.Context, as_json: AsJson = False, data_dir: DataDir = N
 
 
 @data_app.command("get")
-def get_data(name: Annotated[str, typer.Argument()], data_dir: DataDir = None, quiet: Quiet = False) -> None:
+def get_data(
+    name: Annotated[str, typer.Argument(help="See `shf data`.")], data_dir: DataDir = None, quiet: Quiet = False
+) -> None:
     """Fetch a data set into the user cache, verified."""
     from shf.lab.data import fetch
 
     status = fetch(name, data_dir, (lambda _: None) if quiet else (lambda line: typer.echo(line, err=True)))
-    typer.echo(f"{status.name}: {status.bytes / 2**20:.1f} MB in {status.where}")
+    typer.echo(f"{status.name}: {status.bytes / 1e6:.1f} MB in {status.where}")
 
 
 @app.command()
 def tune(
     experiment: ExperimentName,
-    optimizer: Annotated[str, typer.Argument(autocompletion=_method_names)],
+    optimizer: Annotated[str, typer.Argument(autocompletion=_method_names, help="See `shf list --optimizers`.")],
     minutes: Annotated[float, typer.Option(min=1e-3, help="Of training for the whole search, equal for all.")] = 10.0,
     dropout: Annotated[bool, typer.Option("--dropout", help="Choose the amount of input dropout too.")] = False,
     seed: Seed = 0,
@@ -197,7 +208,11 @@ def tune(
 
     chosen, spec = find(experiment), find_method(optimizer)
     check_fit(chosen, spec, split)
-    read_choices(out or user_file())  # what cannot be added to is refused before the search
+    place = out or user_file()  # what cannot be added to is refused before the search
+    read_choices(place)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(place.parent, os.W_OK):
+        raise ExperimentError(f"{place}: its directory cannot be written to; choose another --out")
     if not spec.grid and not dropout:
         raise ExperimentError(f"{spec.name} has nothing to tune; --dropout searches the amount of input dropout")
 
@@ -205,7 +220,8 @@ def tune(
         if not quiet:
             last = trial.scores[-1]
             shown = "diverged" if last is None else f"{last:.4g}"
-            typer.echo(f"rung {rung} of {size} trials: {dict(trial.settings)} {shown}", err=True)
+            amount = {} if trial.input_dropout is None else {"input_dropout": trial.input_dropout}
+            typer.echo(f"rung {rung} of {size} trials: {dict(trial.settings) | amount} {shown}", err=True)
 
     choice = tune_experiment(
         chosen,
@@ -388,7 +404,8 @@ def _conclude(result: RunResult, as_json: bool) -> None:
     from shf.lab.records import plain
 
     summary, config = result.summary, result.config
-    if config.method == "shf" and not config.options and summary.get("iterations"):
+    long_enough = summary.get("elapsed_seconds", 0.0) >= _TELLING_SECONDS
+    if config.method == "shf" and not config.options and config.clock == "wall" and long_enough:
         timings.remember(config.experiment.name, float(summary["seconds_per_epoch"]))
     if as_json:
         shown = {"status": result.status.value, "directory": str(result.directory), "warnings": list(result.warnings)}

@@ -186,6 +186,8 @@ def provenance(choice: Choice) -> dict[str, Any]:
         f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
         for name, value in choice.settings.items()
     )
+    if choice.input_dropout is not None:
+        chosen = ", ".join(filter(None, (chosen, f"input dropout {choice.input_dropout:g}")))
     record = {key: value for key, value in choice.to_json().items() if key not in ("trials", "edge")}
     words = f"tuned: {chosen.replace('learning_rate ', '').replace('_', ' ')} (best of {len(choice.trials)})"
     return {**record, "edge": list(choice.edge), "tried": len(choice.trials), "words": words}

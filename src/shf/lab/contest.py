@@ -223,6 +223,13 @@ def rate_of(
     return rate, {"seconds_each": trial, "seed": options.seed[0], "found": found} if found else {}
 
 
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value}: must be at least 1")
+    return value
+
+
 def parser(description: str | None, seconds: float) -> argparse.ArgumentParser:
     """The options that all contests have."""
     found = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
@@ -231,7 +238,7 @@ def parser(description: str | None, seconds: float) -> argparse.ArgumentParser:
     found.add_argument("--tune", type=float, default=None, help=quarter)
     found.add_argument("--seed", type=int, nargs="+", default=[0], help="one or more")
     found.add_argument("--rates", type=float, nargs="+", help="to try instead of each method's own; one: no choice")
-    found.add_argument("--points", type=int, default=30, help="evaluations along each run")
+    found.add_argument("--points", type=_positive, default=30, help="evaluations along each run")
     found.add_argument("--only", nargs="+", help="names of methods; by default all")
     found.add_argument("--out", default="runs/examples", help="directory of the records")
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -49,10 +50,35 @@ def metric_words(metric: str) -> str:
 
 def named(records: Sequence[RunRecord]) -> list[Run]:
     """Labels and colours for the runs of one experiment, in the order of both; SHF comes first."""
-    labels = [_label(record) for record in records]
+    labels = _labels(records)
     order = sorted(set(labels), key=lambda label: (not label.startswith("shf"), labels.index(label)))
     runs = [Run(record, label, order.index(label)) for record, label in zip(records, labels, strict=True)]
     return sorted(runs, key=lambda run: run.colour)
+
+
+def _labels(records: Sequence[RunRecord]) -> list[str]:
+    """Names under which only runs that differ in nothing but seed and split come together."""
+    for name in (_label, _longer_label):
+        labels = [name(record) for record in records]
+        kinds = {(label, _kind(record)) for label, record in zip(labels, records, strict=True)}
+        if len(kinds) == len(set(labels)):
+            return labels
+    return [f"{label} in {record.directory.name}" for label, record in zip(labels, records, strict=True)]
+
+
+def _kind(record: RunRecord) -> str:
+    """All of a configuration that is not chance: without seed, split, and what does not change the numbers."""
+    left_out = ("seed", "split", "threads", "rows_every", "evaluate_seconds", "tuning")
+    config = {key: value for key, value in record.config.items() if key not in left_out}
+    config["settings"] = {key: value for key, value in (config.get("settings") or {}).items() if key != "seed"}
+    return json.dumps(config, sort_keys=True, default=str)
+
+
+def _longer_label(record: RunRecord) -> str:
+    """With the budget, and where the settings come from."""
+    config = record.config
+    limits = [f"{config[unit]:g} {unit}" for unit in ("epochs", "minutes") if config.get(unit) is not None]
+    return ", ".join([_label(record), *limits, "tuned" if config.get("tuning") else "not tuned"])
 
 
 def _label(record: RunRecord) -> str:
@@ -87,11 +113,17 @@ def _learning_curves(runs: Sequence[Run], axis: str) -> Chart:
     return Chart(
         name=slug(f"{experiment} {name} {axis}"),
         title=metric_words(metric),
-        x_label=AXES[axis],
+        x_label=_axis_words(axis, runs),
         series=tuple(series),
         log_y=span[1] > 4 * span[0],
         y_limits=limits,
     )
+
+
+def _axis_words(axis: str, runs: Sequence[Run]) -> str:
+    """Seconds say what clock they are of where it is not the wall's."""
+    clocks = {str(run.record.config.get("clock", "wall")) for run in runs} - {"wall"}
+    return f"{AXES[axis]} ({' or '.join(sorted(clocks))} time)" if axis == "elapsed_seconds" and clocks else AXES[axis]
 
 
 def _without_the_start(series: Sequence[Series]) -> tuple[float, float] | None:

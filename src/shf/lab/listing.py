@@ -51,7 +51,7 @@ def data_table(statuses: Iterable[DataStatus]) -> Table:
     table = _table("data", "here", "size", "location or source")
     for status in statuses:
         here = "damaged" if status.problem else "yes" if status.present else "no"
-        size = f"{status.bytes / 2**20:.1f} MB" if status.bytes else "–"
+        size = f"{status.bytes / 1e6:.1f} MB" if status.bytes else "–"
         words = f"{status.where} ({status.source})" if status.where else status.source
         table.add_row(*map(Text, (status.name, here, size, status.problem or words)))
     return table

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from shf.lab.data import Dataset, load
+from shf.lab.data.catalogue import Progress
+from shf.lab.data.fetching import quiet
 from shf.lab.evaluation import Loss, evaluate, samples
 from shf.lab.experiments import Experiment, Task
 from shf.lab.initialisation import initialise_
@@ -50,10 +52,16 @@ class Problem:
 
 
 def build(
-    experiment: Experiment, *, seed: int = 0, split: int = 1, data_dir: Path | None = None, dropout_layers: str = "last"
+    experiment: Experiment,
+    *,
+    seed: int = 0,
+    split: int = 1,
+    data_dir: Path | None = None,
+    dropout_layers: str = "last",
+    progress: Progress = quiet,
 ) -> Problem:
     """The problem of an experiment, initialised from `seed`. The data do not depend on the seed."""
-    data = load_data(experiment, data_dir=data_dir, split=split)
+    data = load_data(experiment, data_dir=data_dir, split=split, progress=progress)
     model = build_model(experiment, seed=seed, dropout_layers=dropout_layers)
     return Problem(experiment, data, model, build_loss(experiment), data_dir, split)
 

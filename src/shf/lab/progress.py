@@ -161,7 +161,10 @@ def closing(result: RunResult) -> str:
     value = summary.get("value")
     reached = "" if value is None else f"{summary['metric'].replace('_', ' ')} {float(value):.4g}"
     spent = duration(float(summary.get("elapsed_seconds", 0.0)))
-    where = f"after {summary.get('epochs')} epochs, {spent} of training"
+    epochs = summary.get("epochs")
+    where = f"after {epochs} epoch{'' if epochs == 1 else 's'}, {spent} of training"
+    if not result.saved:
+        return f"ended {where}, and could not be saved; from the last checkpoint: shf resume {result.directory}"
     if result.status is Status.INTERRUPTED:
         return f"stopped {where}; saved. Go on with: shf resume {result.directory}"
     if result.status is Status.DIVERGED:

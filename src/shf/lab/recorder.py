@@ -59,7 +59,7 @@ class Recorder:
         self._last = time.monotonic()
         self._failing: set[str] = set()
         self._best: dict[str, Any] | None = None
-        self.warnings: list[str] = []
+        self.warnings: list[str] = list(record.get("warnings") or ())
         path = directory / METRICS_FILE
         if resume_from is None:
             self._clear()
@@ -139,14 +139,15 @@ class Recorder:
         except OSError as error:
             if what not in self._failing:
                 self._failing.add(what)
-                self._say(f"{what} could not be written ({error}); training goes on, the last good one stays valid")
+                self.say(f"{what} could not be written ({error}); training goes on, the last good one stays valid")
             return False
         if what in self._failing:
             self._failing.discard(what)
-            self._say(f"{what} can be written again")
+            self.say(f"{what} can be written again")
         return True
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
+        """A warning, to the person who watches and to the record."""
         self.warnings.append(text)
         self._warn(text)
 

@@ -51,7 +51,8 @@ def find_runs(places: Sequence[Path]) -> list[Path]:
         if not place.is_dir():
             raise RecordError(f"{place} is no directory; expected a run, or a directory with runs in it")
         here = [place] if (place / RUN_FILE).exists() else sorted(p.parent for p in place.rglob(RUN_FILE))
-        found += [directory for directory in here if directory not in found]
+        known = {directory.resolve() for directory in found}
+        found += [directory for directory in here if directory.resolve() not in known]
     if not found:
         raise RecordError(f"{', '.join(map(str, places))} holds no run: there is no {RUN_FILE} in it or below")
     return found
@@ -76,7 +77,8 @@ def of_experiments(records: Sequence[RunRecord]) -> tuple[list[RunRecord], list[
 
 def _is_of_experiment(record: RunRecord) -> bool:
     experiment = record.config.get("experiment")
-    return isinstance(experiment, Mapping) and "name" in experiment and "metric" in experiment
+    named = isinstance(experiment, Mapping) and "name" in experiment and "metric" in experiment
+    return named and "method" in record.config
 
 
 def write_report(records: Sequence[RunRecord], path: Path) -> None:
@@ -119,7 +121,9 @@ def _by_experiment(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
     groups: dict[str, list[RunRecord]] = {}
     for record in records:
         if not _is_of_experiment(record):
-            raise RecordError(f"{record.directory / RUN_FILE}: its configuration names no experiment and metric")
+            raise RecordError(
+                f"{record.directory / RUN_FILE}: its configuration names no experiment, metric and method"
+            )
         groups.setdefault(str(record.config["experiment"]["name"]), []).append(record)
     return groups
 
@@ -214,13 +218,11 @@ def _any(values: NDArray[np.float64]) -> bool:
 
 def _tuning_words(config: Mapping[str, Any]) -> str:
     """Where the method's rate comes from, in a few words."""
-    tuning = config.get("tuning") or {}
-    if tuning:
+    if any(str(option).startswith("learning_rate=") for option in config.get("options") or ()):
+        return "rate set by hand"
+    if tuning := config.get("tuning"):
         return str(tuning.get("words", "tuned"))
-    if "learning_rate" not in (config.get("settings") or {}):
-        return "has none"
-    chosen = any(str(option).startswith("learning_rate=") for option in config.get("options") or ())
-    return "rate set by hand" if chosen else "not tuned"
+    return "not tuned" if "learning_rate" in (config.get("settings") or {}) else "has none"
 
 
 def _figure(value: Any, digits: int = 4) -> str:

@@ -97,14 +97,14 @@ class RunConfig:
         if self.epochs is not None:
             words += ["--epochs", str(self.epochs)]
         if self.minutes is not None:
-            words += ["--minutes", f"{self.minutes:g}"]
+            words += ["--minutes", f"{self.minutes:.12g}"]
         words += ["--seed", str(self.seed)]
         if self.experiment.data == "usps":
             words += ["--split", str(self.split)]
         if self.clock != "wall":
             words += ["--clock", self.clock]
         if self.evaluate_seconds is not None:
-            words += ["--evaluate-seconds", f"{self.evaluate_seconds:g}"]
+            words += ["--evaluate-seconds", f"{self.evaluate_seconds:.12g}"]
         if self.pretraining is not None:
             words += ["--pretrain", self.pretraining.method, "--pretrain-epochs", str(self.pretraining.epochs)]
         words += ["--threads", str(self.threads), "--untuned"]

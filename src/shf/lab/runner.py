@@ -24,6 +24,8 @@ from shf.lab.baselines.registry import METHODS
 from shf.lab.checkpoint import CheckpointStore, Loaded
 from shf.lab.crew import Crew
 from shf.lab.data import Dataset
+from shf.lab.data.catalogue import Progress
+from shf.lab.data.fetching import quiet
 from shf.lab.experiments import ExperimentError
 from shf.lab.interrupts import StopRequest
 from shf.lab.lock import locked
@@ -78,7 +80,7 @@ def start(
                 f"{directory} holds another run; resume it with `shf resume {directory}`, choose another --out, "
                 "or replace it with --force"
             )
-        training = new_training(config, options.data_dir)
+        training = new_training(config, options.data_dir, note=observer.note)
         options.crew.lead(training)
         record = _record(config, training.problem.data)
         recorder = Recorder(
@@ -104,7 +106,7 @@ def resume(
     """Continue a run from its last intact checkpoint; `epochs` or `minutes` set a new limit."""
     observer, options = observer or Observer(), options or RunOptions()
     record = read_run_file(directory)
-    config = _extended(RunConfig.from_json(record.get("config") or {}), epochs, minutes)
+    config = _extended(RunConfig.from_json(record.get("config") or {}), record, epochs, minutes)
     if record.get("status") == Status.FINISHED and epochs is None and minutes is None:
         return RunResult(Status.FINISHED, directory, config, record.get("summary") or {})
     with locked(directory, force=options.force) as stale:
@@ -126,6 +128,8 @@ class CheckpointsGoneError(RecordError):
 def _refuse_to_start_over(record: Mapping[str, Any], directory: Path) -> None:
     """A run that has recorded something and has no checkpoint now lies on a disk that is not whole, or is a copy of the
     record alone: to begin anew would remove it."""
+    if record.get("status") == Status.DIVERGED:
+        raise RecordError(f"{directory}: the run diverged before a checkpoint was saved; start it with other settings")
     if Seal.from_json(record.get("metrics")).size > 0:
         raise CheckpointsGoneError(
             f"{directory}: run.json says that checkpoints were saved, but there is none in {CHECKPOINTS}/; "
@@ -145,16 +149,11 @@ def _continue(
     training = new_training(config, options.data_dir, pretrain=loaded is None)
     options.crew.lead(training)
     _check_same_data(record, training.problem.data)
-    for difference in _version_differences(record):
-        observer.warn(difference)
     if loaded is not None:
-        for text in loaded.passed_over:
-            observer.warn(f"a damaged checkpoint was passed over, the one before it is used: {text}")
         training.load_state(loaded.state)
-    kept = {key: record[key] for key in ("created",) if key in record}
     recorder = Recorder(
         directory,
-        {**_record(config, training.problem.data), **kept},
+        _continued(record, _record(config, training.problem.data)),
         warn=observer.warn,
         resume_from=None if loaded is None else Seal.from_json(loaded.state.get("metrics")),
         store=store,
@@ -162,6 +161,10 @@ def _continue(
         tensorboard=options.tensorboard,
         first_iteration=training.position.iteration,
     )
+    for difference in _version_differences(record):
+        recorder.say(difference)
+    for text in () if loaded is None else loaded.passed_over:
+        recorder.say(f"a damaged checkpoint was passed over, the one before it is used: {text}")
     observer.started(config, directory, training.position.iteration)
     if loaded is None:
         recorder.row(training.evaluate())
@@ -194,7 +197,7 @@ def _train(training: Training, recorder: Recorder, directory: Path, observer: Ob
             if not estimated and budget.enough_to_estimate(training, first):
                 estimated = True
                 observer.estimate(training.summary()["seconds_per_epoch"], budget.progress(training))
-            if stop:
+            if stop and not budget.exhausted(training):
                 status = Status.INTERRUPTED
                 break
             if recorder.checkpoint_due:
@@ -232,14 +235,17 @@ def _finish(training: Training, recorder: Recorder, directory: Path, observer: O
     return result
 
 
-def new_training(config: RunConfig, data_dir: Path | None, *, pretrain: bool = True) -> Training:
-    """Data, network (pretrained if asked for) and method, at iteration 0."""
+def new_training(
+    config: RunConfig, data_dir: Path | None, *, pretrain: bool = True, note: Progress = quiet
+) -> Training:
+    """Data, network (pretrained if asked for) and method, at iteration 0; `note` hears where data are fetched from."""
     problem = build(
         config.experiment,
         seed=config.seed,
         split=config.split,
         data_dir=data_dir,
         dropout_layers=config.dropout_layers,
+        progress=note,
     )
     if config.pretraining is not None and pretrain:
         generator = torch.Generator().manual_seed(config.seed)
@@ -301,10 +307,25 @@ def _record(config: RunConfig, data: Dataset) -> dict[str, Any]:
     }
 
 
-def _extended(config: RunConfig, epochs: int | None, minutes: float | None) -> RunConfig:
+def _continued(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """``run.json`` of a run that goes on: when it was created, its warnings, and with what its earlier parts were computed
+    where that was something else."""
+    same = all(before.get(key) == now[key] for key in ("versions", "machine"))
+    earlier = [] if same else [{key: before.get(key) for key in ("versions", "machine")}]
+    kept = {key: before[key] for key in ("created", "warnings") if key in before}
+    return {**now, **kept, "earlier": [*before.get("earlier", ()), *earlier]}
+
+
+def _extended(config: RunConfig, record: Mapping[str, Any], epochs: int | None, minutes: float | None) -> RunConfig:
     """The configuration with a new limit; what is not given anew stays unless the other one is."""
     if epochs is None and minutes is None:
         return config
+    done = record.get("summary") or {}
+    if epochs is not None and epochs < done.get("epochs", 0):
+        raise ExperimentError(f"--epochs {epochs}: the run has gone through {done['epochs']} already; give more")
+    if minutes is not None and 60 * minutes < done.get("elapsed_seconds", 0.0):
+        spent = done["elapsed_seconds"] / 60
+        raise ExperimentError(f"--minutes {minutes:g}: the run has trained for {spent:.3g} already; give more")
     return dataclasses.replace(config, epochs=epochs, minutes=minutes)
 
 

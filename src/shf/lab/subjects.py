@@ -34,6 +34,8 @@ def tune_experiment(
 
     Trials are scored by the experiment's own error on training rows that were held out; the test set is not looked at.
     """
+    if search_dropout:
+        experiment.with_options({"input_dropout": max(INPUT_DROPOUT)})  # where it can have none, this says so at once
     if spec.initialisation is not None:
         experiment = experiment.with_options({"initialisation": spec.initialisation})
     return tune(

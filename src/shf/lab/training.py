@@ -140,6 +140,7 @@ class Training:
     def summary(self) -> dict[str, Any]:
         """Where training stands, for the record and the table: the latest evaluation, the best one, and the cost."""
         at, metric = self.position, self.config.experiment.metric
+        epochs = at.epoch + at.index / self.iterations_per_epoch
         return {
             "epochs": at.epoch,
             "iterations": at.iteration,
@@ -150,7 +151,7 @@ class Training:
             "last": at.last,
             "passes": at.passes,
             "elapsed_seconds": at.elapsed,
-            "seconds_per_epoch": at.elapsed / max(1, at.iteration) * self.iterations_per_epoch,
+            "seconds_per_epoch": at.elapsed / epochs if epochs else 0.0,
         }
 
     def state(self) -> dict[str, Any]:

@@ -8,12 +8,14 @@ test set.
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from shf import NonFiniteError
 from shf.batching import count_rows, select_rows
 from shf.lab.baselines.protocol import Loss, Method, MethodSpec
 from shf.lab.batches import Batches, batch_rows
@@ -232,10 +234,13 @@ class _Run:
         seconds, iterations, now = 0.0, 0, CLOCKS[share.clock]
         while not self.diverged and share.covers(seconds, iterations):
             started = now()
-            self.diverged = not math.isfinite(next(self._steps))
+            try:
+                self.diverged = not math.isfinite(next(self._steps))
+            except NonFiniteError:
+                self.diverged = True
             seconds, iterations = seconds + now() - started, iterations + 1
         self.seconds, self.iterations = self.seconds + seconds, self.iterations + iterations
-        self.score = math.inf if self.diverged else self._evaluate(self._subject)
+        self.score = math.inf if self.diverged else self._evaluate(self._subject, self._method)
         self.scores.append(self.score if math.isfinite(self.score) else None)
 
     def release(self) -> None:
@@ -263,10 +268,11 @@ class _Run:
                 yield method.step(inputs, targets)["objective"]
             method.next_epoch()
 
-    def _evaluate(self, subject: Subject) -> float:
+    def _evaluate(self, subject: Subject, method: Method | None) -> float:
+        """For a method that averages its iterates, the average is scored."""
         rows = self.rows.held_out
         subject.model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), getattr(method, "averaged", nullcontext)():
             score = subject.score(subject.model, select_rows(subject.inputs, rows), select_rows(subject.targets, rows))
         subject.model.train()
         return score if math.isfinite(score) else math.inf

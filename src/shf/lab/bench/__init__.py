@@ -12,6 +12,7 @@ from pathlib import Path
 
 from shf.lab.bench.sections import CASES, measure_cases, select
 from shf.lab.bench.targets import Target, judge
+from shf.lab.experiments import ExperimentError
 
 __all__ = ["CASES", "Target", "judge", "measure_cases", "run", "select"]
 
@@ -28,22 +29,22 @@ def run(out: Path | None = None, cases: list[str] | None = None, quick: bool = F
         quick: shrunk shapes and one repetition of each.
 
     Returns:
-        An exit code: 0 if everything was measured, 2 if a name is unknown. Missed targets are shown, not failed on: they
-        may be the machine's fault.
+        An exit code: 0 if everything was measured. Missed targets are shown, not failed on: they may be the machine's
+        fault.
+
+    Raises:
+        ExperimentError: if a name is unknown.
     """
     from rich.console import Console
 
     from shf.lab.bench import report
 
-    console = Console()
+    console, errors = Console(), Console(stderr=True)
     try:
         chosen = select(cases)
     except ValueError as error:
-        console.print(str(error), style="red", highlight=False)
-        return 2
-    results = measure_cases(
-        chosen, quick=quick, progress=lambda name: console.print(name, style="dim", highlight=False)
-    )
+        raise ExperimentError(str(error)) from None
+    results = measure_cases(chosen, quick=quick, progress=lambda name: errors.print(name, style="dim", highlight=False))
     report.show(results, console)
     path = report.write(results, out or (RESULTS if cases is None else RESULTS / "some"))
     console.print(f"written: {path} and {path.with_suffix('.svg').name}", highlight=False)

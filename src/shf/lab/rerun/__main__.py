@@ -7,7 +7,12 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="The paper's experiments, rerun.", no_args_is_help=True, pretty_exceptions_enable=False)
+from shf.lab.commands import Commands
+from shf.lab.experiments import ExperimentError
+
+app = typer.Typer(
+    cls=Commands, help="The paper's experiments, rerun.", no_args_is_help=True, pretty_exceptions_enable=False
+)
 
 Root = Annotated[Path, typer.Option(help="Where the records are.")]
 RESULTS = Path("results") / "paper"
@@ -28,6 +33,8 @@ def go_on(
     from shf.lab.rerun.queue import work
 
     chosen = [entry for entry in ENTRIES if not only or entry.name.startswith(tuple(only))]
+    if not chosen:
+        raise ExperimentError(f"no entry of the queue begins with {' or '.join(only or ())}")
     console = Console(stderr=True)
     done = work(chosen, root, minutes=minutes, data_dir=data_dir, observer=show(console), say=console.print)
     raise typer.Exit(0 if done else 1)
