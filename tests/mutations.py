@@ -164,7 +164,7 @@ A_RUN = (
     Mutation("what was found damaged is told to the recorder", "src/shf/lab/runner.py", "        store=store,\n", "",
              "lab/test_runner.py::test_damage_twice_in_a_row_is_survived"),
     Mutation("and it is said", "src/shf/lab/runner.py",
-             'observer.warn(f"a damaged checkpoint was passed over, the one before it is used: {text}")', "pass",
+             'recorder.say(f"a damaged checkpoint was passed over, the one before it is used: {text}")', "pass",
              "lab/test_runner.py::test_a_damaged_last_checkpoint_is_passed_over_and_said_so"),
     Mutation("a checkpoint of another run is refused", "src/shf/lab/training.py",
              'if state.get("fingerprint") != self.config.fingerprint():', "if False:",

@@ -27,7 +27,7 @@ from shf.maxnorm import clip_norms_
 from shf.network import Network
 from shf.objective import Objective, Settings
 from shf.preconditioner import Preconditioner, inverse_diagonal_
-from shf.search import Backtracking, backtrack, line_search
+from shf.search import backtrack, line_search
 
 FOLDER = Path(__file__).parent / "golden"
 
@@ -143,7 +143,7 @@ def test_backtracking_stops_at_the_first_worse(trace):
     compared = 0
     for k in range(trace.iterations):
         losses = trace.of.loss_at_iterates[k]
-        choice = backtrack(lambda j, losses=losses: losses[j].item(), len(losses), Backtracking.FIRST_WORSE)
+        choice = backtrack(lambda j, losses=losses: losses[j].item(), len(losses))
         assert_close(choice.value, trace.of.loss_at_choice[k])
         visited = losses[max(int(trace.of.first_worse_choice[k]) - 1, 0) :]
         if visited.diff().abs().min() > 1e-12:  # otherwise they tie to rounding, and the choice between them is noise

@@ -3,60 +3,67 @@
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shf.search import Backtracking, Choice, Rate, backtrack, line_search
+from shf.candidates import Candidates
+from shf.cg import keep_all
+from shf.search import Backtracking, Rate, line_search
 
 ALL, FIRST_WORSE, LAST = Backtracking.ALL, Backtracking.FIRST_WORSE, Backtracking.LAST
 NAN, INF = math.nan, math.inf
 
 
 def choose(values, rule):
-    """The choice, and the indices in the order in which they were evaluated."""
+    """The choice among iterates with these objectives, and the indices in the order in which they were evaluated."""
     visited = []
 
-    def value_at(index):
-        visited.append(index)
-        return values[index]
+    def f(delta):
+        visited.append(int(delta.item()))
+        return values[visited[-1]]
 
-    return backtrack(value_at, len(values), rule), visited
+    candidates = Candidates(f, rule, keep_all)
+    for index in range(len(values)):
+        if candidates.keep(index + 1) or index == len(values) - 1:  # as CG does
+            candidates.visit(index + 1, torch.tensor([float(index)]), 0.0)
+    best = candidates.choose()
+    return None if best is None else (best.number - 1, best.value), visited
 
 
 @pytest.mark.parametrize(
     ("values", "rule", "index", "visited"),
     [
-        ([3.0, 2.0, 1.0], ALL, 2, [2, 1, 0]),
+        ([3.0, 2.0, 1.0], ALL, 2, [0, 1, 2]),
         ([3.0, 2.0, 1.0], FIRST_WORSE, 2, [2, 1]),
         ([3.0, 2.0, 1.0], LAST, 2, [2]),
-        ([1.0, 2.0, 3.0], ALL, 0, [2, 1, 0]),
+        ([1.0, 2.0, 3.0], ALL, 0, [0, 1, 2]),
         ([1.0, 2.0, 3.0], FIRST_WORSE, 0, [2, 1, 0]),
         ([1.0, 2.0, 3.0], LAST, 2, [2]),
-        pytest.param([0.0, 9.0, 1.0, 2.0], ALL, 0, [3, 2, 1, 0], id="all: looks behind a hill"),
+        pytest.param([0.0, 9.0, 1.0, 2.0], ALL, 0, [0, 1, 2, 3], id="all: looks behind a hill"),
         pytest.param([0.0, 9.0, 1.0, 2.0], FIRST_WORSE, 2, [3, 2, 1], id="first-worse: stops at the hill"),
-        pytest.param([5.0, 1.0, 1.0, 1.0], ALL, 3, [3, 2, 1, 0], id="all: of equals the latest"),
+        pytest.param([5.0, 1.0, 1.0, 1.0], ALL, 3, [0, 1, 2, 3], id="all: of equals the latest"),
         pytest.param([5.0, 1.0, 1.0, 1.0], FIRST_WORSE, 3, [3, 2, 1, 0], id="first-worse: an equal is not worse"),
         pytest.param([0.5, 1.0, 1.0], FIRST_WORSE, 0, [2, 1, 0], id="first-worse: walks over equals"),
-        pytest.param([2.0, 1.0, NAN], ALL, 1, [2, 1, 0], id="all: passes over nan at the end"),
+        pytest.param([2.0, 1.0, NAN], ALL, 1, [0, 1, 2], id="all: passes over nan at the end"),
         pytest.param([2.0, 1.0, NAN], FIRST_WORSE, 1, [2, 1, 0], id="first-worse: passes over nan at the end"),
-        pytest.param([0.5, INF, 1.0], ALL, 0, [2, 1, 0], id="all: passes over inf in between"),
+        pytest.param([0.5, INF, 1.0], ALL, 0, [0, 1, 2], id="all: passes over inf in between"),
         pytest.param([0.5, INF, 1.0], FIRST_WORSE, 0, [2, 1, 0], id="first-worse: passes over inf in between"),
-        pytest.param([0.5, -INF, 1.0], ALL, 0, [2, 1, 0], id="all: -inf is no success"),
+        pytest.param([0.5, -INF, 1.0], ALL, 0, [0, 1, 2], id="all: -inf is no success"),
         pytest.param([1.0, NAN], LAST, None, [1], id="last: nan is a failure"),
-        pytest.param([NAN, INF, -INF], ALL, None, [2, 1, 0], id="all: nothing finite"),
+        pytest.param([NAN, INF, -INF], ALL, None, [0, 1, 2], id="all: nothing finite"),
         pytest.param([NAN, INF, -INF], FIRST_WORSE, None, [2, 1, 0], id="first-worse: nothing finite"),
         ([4.0], ALL, 0, [0]),
         ([4.0], FIRST_WORSE, 0, [0]),
     ],
 )
 def test_backtracking(values, rule, index, visited):
-    expected = Choice(None, INF) if index is None else Choice(index, values[index])
-    assert choose(values, rule) == (expected, visited)
+    assert choose(values, rule) == (None if index is None else (index, values[index]), visited)
 
 
 @pytest.mark.parametrize("rule", Backtracking)
 def test_no_iterate_to_choose_from(rule):
-    assert choose([], rule) == (Choice(None, INF), [])
+    assert choose([], rule) == (None, [])
 
 
 numbers = st.one_of(st.floats(-5, 5), st.sampled_from([NAN, INF, -INF]))
@@ -65,13 +72,14 @@ numbers = st.one_of(st.floats(-5, 5), st.sampled_from([NAN, INF, -INF]))
 @given(st.lists(numbers, min_size=1))
 def test_all_finds_the_smallest_finite(values):
     finite = [v for v in values if math.isfinite(v)]
-    assert choose(values, ALL)[0].value == (min(finite) if finite else INF)
+    found, _ = choose(values, ALL)
+    assert (INF if found is None else found[1]) == (min(finite) if finite else INF)
 
 
 @given(st.lists(st.floats(-5, 5), min_size=1))
 def test_rules_are_ordered_by_what_they_find_and_what_they_cost(values):
     (best, seen), (near, some), (last, one) = (choose(values, rule) for rule in (ALL, FIRST_WORSE, LAST))
-    assert best.value <= near.value <= last.value
+    assert best[1] <= near[1] <= last[1]
     assert len(seen) >= len(some) >= len(one) == 1
 
 

@@ -24,7 +24,7 @@ class Candidates:
     """CG's iterates as candidates for the update.
 
     Where all of them are compared, f is evaluated as CG makes them and only the best is kept: one vector instead of ζ.
-    Among equals the later one is taken, as if they had been walked down from the last.
+    Among equals the later one is taken. Where the last is to be taken, it alone is kept.
     """
 
     def __init__(self, f: Callable[[Tensor], float], rule: Backtracking, keep: Callable[[int], bool]) -> None:
@@ -46,5 +46,5 @@ class Candidates:
         """The iterate to take; None if f is finite at none."""
         if self._rule is Backtracking.ALL:
             return self._kept[0] if self._kept else None
-        choice = backtrack(lambda j: self._f(self._kept[j].delta), len(self._kept), self._rule)
+        choice = backtrack(lambda j: self._f(self._kept[j].delta), len(self._kept))
         return None if choice.index is None else replace(self._kept[choice.index], value=choice.value)

@@ -25,21 +25,18 @@ class Choice:
     value: float
 
 
-def backtrack(value_at: Callable[[int], float], count: int, rule: Backtracking) -> Choice:
-    """Chooses among iterates 0 … count-1, evaluating lazily from the end.
+def backtrack(value_at: Callable[[int], float], count: int) -> Choice:
+    """Chooses among iterates 0 … count-1: walks down from the last, and stops at the first that is worse.
 
     A non-finite value is a failed trial: that iterate is passed over.
     """
     best = Choice(None, math.inf)
     for index in reversed(range(count)):
         value = value_at(index)
-        if math.isfinite(value):
-            if value < best.value:
-                best = Choice(index, value)
-            elif rule is Backtracking.FIRST_WORSE and value > best.value:
-                break
-        if rule is Backtracking.LAST:
+        if math.isfinite(value) and value > best.value:
             break
+        if math.isfinite(value) and value < best.value:
+            best = Choice(index, value)
     return best
 
 
