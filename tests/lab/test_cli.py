@@ -76,7 +76,7 @@ def test_list_shows_the_paper_and_what_was_measured_here() -> None:
     words = re.sub(r"\s+", " ", result.output)
     assert "mnist-autoencoder" in words
     assert "λ 10, gradient 2000, curvature 2000, ζ 25, 250 epochs" in words
-    assert "107 (Figure 2)" in words
+    assert "107 errors (Figure 2)" in words
     assert "8 min" in words
     rows = json.loads(shf_command("list", "--json").output)
     measured = {row["name"]: row["seconds_per_epoch_here"] for row in rows}

@@ -15,12 +15,12 @@ from shf.lab.words import duration
 
 def experiments_table(experiments: Iterable[Experiment], seconds_per_epoch: Mapping[str, float]) -> Table:
     """The paper's setting and figure, and the time here: measured, or estimated for two cores (≈)."""
-    table = _table("experiment", "what", "the paper's setting", "the paper", "time here")
+    table = _table("experiment", "what, and the paper's setting", "the paper", "time here")
     for experiment in experiments:
         measured = seconds_per_epoch.get(experiment.name)
         estimate = f"≈ {duration(60 * experiment.minutes)}"
         time = estimate if measured is None else duration(measured * experiment.epochs)
-        row = (experiment.name, experiment.summary, _setting(experiment), _paper(experiment), time)
+        row = (experiment.name, f"{experiment.summary}\n{_setting(experiment)}", _paper(experiment), time)
         table.add_row(*map(Text, row))
     return table
 
@@ -35,7 +35,8 @@ def _setting(experiment: Experiment) -> str:
 
 def _paper(experiment: Experiment) -> str:
     found = experiment.paper.get("shf")
-    return experiment.figure if found is None else f"{found:g} ({experiment.figure})"
+    unit = {"test_errors": " errors", "test_error_percent": " %"}.get(experiment.metric, "")
+    return experiment.figure if found is None else f"{found:g}{unit} ({experiment.figure})"
 
 
 def methods_table(methods: Iterable[MethodSpec]) -> Table:
