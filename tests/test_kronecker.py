@@ -329,7 +329,9 @@ def test_a_loss_without_a_root_is_refused_by_name():
             return super().forward(x), x
 
     with pytest.raises(ValueError, match=r"'kronecker' need a root of L''"):
-        shf.SHF(Two(4, 3).double(), lambda z, t: CE(z[0], t), preconditioner="kronecker").step(*labelled())
+        shf.SHF(Two(4, 3).double(), lambda z, t: CE(z[0], t) + z[1].square().mean(), preconditioner="kronecker").step(
+            *labelled()
+        )
 
 
 # --- what it is for -----------------------------------------------------------------------------------------------------

@@ -21,6 +21,8 @@ from shf.recording import Calls
 from shf.rows import AmbiguousRowsError, RowAxis, infer_axis
 from shf.tree import leaves
 
+REFUSALS = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)
+"""What models and losses raise that cannot do with a few rows."""
 _TWO = torch.tensor([0, 1])
 """The first two of the three rows that a model is run on."""
 
@@ -76,7 +78,7 @@ def find_layout(network: Network, batch: Batch, seed: int) -> Layout:
         first = _attempt(network, three, two, seed, minor=False)
     except AmbiguousRowsError as error:
         return _refusal(f"{error}")
-    except Exception as error:  # whatever a model raises that insists on its number of rows
+    except REFUSALS as error:
         if is_out_of_memory(error):
             raise
         return _refusal(f"it fails on two of its rows ({type(error).__name__}: {error})")

@@ -7,7 +7,7 @@ import torch
 
 from shf.batching import Batch
 from shf.exhaustion import is_out_of_memory
-from shf.layout import Layout
+from shf.layout import REFUSALS, Layout
 from shf.losses import Loss, Reduction
 from shf.network import Network
 from shf.randomness import Draws
@@ -69,7 +69,7 @@ def _is_flat(loss: Loss, outputs: Any, targets: Any) -> bool:
     """Whether L''u = 0 for a u without structure, here and at z = 0, where that can be found out."""
     try:
         return all(loss.expand(z, targets).is_flat() for z in (outputs, map_leaves(torch.zeros_like, outputs)))
-    except Exception as error:
+    except REFUSALS as error:
         if is_out_of_memory(error):
             raise
         return False
@@ -79,7 +79,7 @@ def _value(loss: Loss, outputs: Any, targets: Any) -> float:
     """nan where it cannot be called like this; if it never can, the step will say so."""
     try:
         return loss(outputs, targets).item()
-    except Exception as error:
+    except REFUSALS as error:
         if is_out_of_memory(error):
             raise
         return math.nan

@@ -12,6 +12,7 @@ from shf.lab.bench.cases import FEED_FORWARD, MNIST, OTHER, REUTERS, USPS
 from shf.lab.bench.floor import Floor
 from shf.lab.bench.measure import QUICK, Pace, Timing, interleaved
 from shf.lab.bench.targets import SPARSE
+from shf.lab.experiments import ExperimentError
 
 
 @pytest.fixture(scope="module")
@@ -182,9 +183,9 @@ def test_cases_are_selected_by_name_and_by_section():
         select(["stop"])
 
 
-def test_an_unknown_case_is_an_exit_code(capsys):
-    assert run(cases=["stop"]) == 2
-    assert "no case 'stop'" in " ".join(capsys.readouterr().out.split())
+def test_an_unknown_case_is_refused():
+    with pytest.raises(ExperimentError, match="no case 'stop'; cases are step/curves"):
+        run(cases=["stop"])
 
 
 def test_run_writes_record_and_plot_and_prints_tables(tmp_path, capsys):

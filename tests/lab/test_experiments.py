@@ -255,7 +255,7 @@ def test_tuned_settings_are_read_and_their_origin_recorded() -> None:
     assert config.settings["learning_rate"] == 0.0003
     assert config.experiment.input_dropout == 0.3
     assert config.tuning["budget"] == {"seconds": 60.0}
-    assert config.tuning["words"] == "tuned: 0.0003 (best of 4)"
+    assert config.tuning["words"] == "tuned: 0.0003, input dropout 0.3 (best of 4)"
     json.dumps(config.to_json())
     by_hand = configure.configure(dataclasses.replace(request, options=("learning_rate=1", "input_dropout=0.1")))
     assert by_hand.settings["learning_rate"] == 1
