@@ -23,18 +23,13 @@ from shf.lab.baselines.registry import METHODS
 from shf.lab.checkpoint import CheckpointStore
 from shf.lab.records import read_run
 
-ENVIRONMENT = {"SHF_CACHE": "", "SHF_TUNED": "", "COLUMNS": "200"}
-
 
 @pytest.fixture(autouse=True)
-def _tiny_registry(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A registry with a tiny experiment first, and files of its own."""
+def _tiny_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registry with a tiny experiment first."""
     registry = MappingProxyType({"tiny": tiny_experiment(), **experiments.EXPERIMENTS})
     monkeypatch.setattr(experiments, "EXPERIMENTS", registry)
     monkeypatch.setattr(commands, "EXPERIMENTS", registry)
-    base = tmp_path_factory.getbasetemp()
-    monkeypatch.setenv("SHF_CACHE", str(base / "cache"))
-    monkeypatch.setenv("SHF_TUNED", str(base / "tuned.json"))
     monkeypatch.setenv("COLUMNS", "200")
 
 

@@ -18,9 +18,7 @@ OPTIONS = {"run": ("--threads", "1", "--checkpoint-seconds", "0", "--quiet"), "r
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SHF_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("SHF_TUNED", str(tmp_path / "tuned.json"))
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 

@@ -20,9 +20,7 @@ from shf.lab.runner import start
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SHF_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("SHF_TUNED", str(tmp_path / "tuned.json"))
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
 
 

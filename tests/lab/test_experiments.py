@@ -37,9 +37,8 @@ PAPER = [
 
 
 @pytest.fixture(autouse=True)
-def _own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHF_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("SHF_TUNED", str(tmp_path / "tuned.json"))
 
 
 def test_all_experiments_of_the_paper_are_there() -> None:

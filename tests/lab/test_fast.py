@@ -17,12 +17,6 @@ from shf.lab.runner import new_training
 OFTEN = runner.RunOptions(checkpoint_seconds=0.0)
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SHF_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-    monkeypatch.setenv("SHF_TUNED", str(tmp_path_factory.getbasetemp() / "tuned.json"))
-
-
 def test_its_settings_are_the_preset_whatever_the_experiment_says() -> None:
     settings = tiny_config("fast").settings
     assert {name: settings[name] for name in shf.presets.fast} == dict(shf.presets.fast)

@@ -127,12 +127,6 @@ def recover(first: subprocess.Popen[bytes], hosts: tuple[Host, Host], directory:
     assert read_run(directory).run["status"] == "finished"
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SHF_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("SHF_TUNED", str(tmp_path / "tuned.json"))
-
-
 def test_a_crashed_host_is_replaced_and_nothing_is_lost(hosts: tuple[Host, Host], tmp_path: Path) -> None:
     run_undisturbed(hosts, tmp_path / "whole", tmp_path / "whole.log")
     directory, log = tmp_path / "run", tmp_path / "run.log"

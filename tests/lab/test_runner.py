@@ -38,12 +38,6 @@ from shf.lab.runconfig import Pretraining
 OFTEN = runner.RunOptions(checkpoint_seconds=0.0)
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SHF_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-    monkeypatch.setenv("SHF_TUNED", str(tmp_path_factory.getbasetemp() / "tuned.json"))
-
-
 class Watcher(Observer):
     """Remembers what it is told, and does something at a given iteration."""
 
