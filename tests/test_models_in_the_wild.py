@@ -1,6 +1,7 @@
 """What models and losses from elsewhere do that a step must not trip over."""
 
 import copy
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -121,6 +122,21 @@ def test_a_function_has_the_closed_form_of_its_module():
     assert torch.equal(models[0].weight, models[1].weight)
     with pytest.raises(ValueError, match="at most 1024 numbers a row"):
         shf.SHF(models[0], lambda z, t: F.cross_entropy(z, t), preconditioner="jacobi").step(x, targets)
+
+
+@dataclass
+class Weighted:
+    """A loss that is no function and, being compared by its values, has no hash."""
+
+    weight: float
+
+    def __call__(self, outputs, targets):
+        return self.weight * F.cross_entropy(outputs, targets)
+
+
+@pytest.mark.parametrize("preconditioner", ["empirical-fisher", "jacobi"])
+def test_a_loss_without_a_hash(preconditioner):
+    assert shf.SHF(mlp(), Weighted(2.0), preconditioner=preconditioner).step(*labelled()).accepted
 
 
 class InsistsOnRows(nn.Linear):

@@ -196,8 +196,9 @@ class LossExpansion:
         function = self._loss.function
         if isinstance(function, PerCase):
             return function.total, 1.0 / len(self._leaves[0])
-        if function in _FUNCTIONS and self._loss.reduction is Reduction.MEAN:
-            return _FUNCTIONS[function](), 1.0
+        for known, module in _FUNCTIONS:
+            if function is known and self._loss.reduction is Reduction.MEAN:
+                return module(), 1.0
         return (function, 1.0) if isinstance(function, nn.Module) else (None, 1.0)
 
     def _diagonal(self) -> Tensor | None:
@@ -247,10 +248,10 @@ class LossExpansion:
 
 
 _DENSE_OUTPUTS = 1024
-_FUNCTIONS: dict[Any, type[nn.Module]] = {
-    F.cross_entropy: nn.CrossEntropyLoss,
-    F.mse_loss: nn.MSELoss,
-    F.binary_cross_entropy_with_logits: nn.BCEWithLogitsLoss,
-}
-"""Functions that are called like these modules."""
+_FUNCTIONS: tuple[tuple[Any, type[nn.Module]], ...] = (
+    (F.cross_entropy, nn.CrossEntropyLoss),
+    (F.mse_loss, nn.MSELoss),
+    (F.binary_cross_entropy_with_logits, nn.BCEWithLogitsLoss),
+)
+"""Functions, and the modules that compute the same."""
 _ELEMENTWISE = (nn.BCEWithLogitsLoss, nn.MSELoss, nn.HuberLoss, nn.SmoothL1Loss, nn.PoissonNLLLoss, nn.SoftMarginLoss)
