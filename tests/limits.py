@@ -114,6 +114,11 @@ FALLS_BACK = [
         attention_kernels, inside=(False, True), outside=(True, True),
     ),
     FallsBack(
+        "the fast path of `nn.TransformerEncoder` in eval mode",
+        "the layers themselves: with a padding mask the fast path, which torch takes only without gradients, is another function",
+        torch.backends.mha.get_fastpath_enabled, inside=False, outside=True,
+    ),
+    FallsBack(
         "cuDNN's recurrent layers, on a GPU", "torch's own, with one warning; without recurrent layers cuDNN stays",
         lambda: torch.backends.cudnn.enabled, inside=False, outside=True,
         model=lambda look: Looking(nn.GRU(1, 2, batch_first=True), look),
@@ -127,7 +132,8 @@ FALLS_BACK = [
         torch.is_inference_mode_enabled, inside=False, outside=True, around=torch.inference_mode,
     ),
     FallsBack(
-        "`nn.Embedding(sparse=True)`", "dense gradients and products: sparse ones are no part of a flat vector",
+        "`nn.Embedding(sparse=True)`, `scale_grad_by_freq=True`",
+        "dense gradients and products as they are: sparse ones are no part of a flat vector, scaled ones not those of the objective",
         lambda: True, inside=False, outside=True, model=lambda look: Symbols(),
     ),
 ]  # fmt: skip
