@@ -211,14 +211,18 @@ class LossExpansion:
     def _softmax(self) -> tuple[Tensor, Tensor] | None:
         """(p, s) with L'' = s (diag p - pp') for each case or position, for cross-entropy with index targets."""
         elementary, factor = self._elementary()
-        if type(elementary) is not nn.CrossEntropyLoss or len(self._leaves) != 1 or elementary.weight is not None:
+        if type(elementary) is not nn.CrossEntropyLoss or len(self._leaves) != 1:
             return None
         z, targets = self._leaves[0], self._targets
         if not isinstance(targets, Tensor) or targets.is_floating_point() or z.ndim < 2:
             return None
-        valid = (targets != elementary.ignore_index).to(z.dtype).unsqueeze(1)
-        scale = valid * factor if elementary.reduction == "sum" else valid / valid.sum().clamp_min(1)
-        return z.detach().softmax(1), scale
+        if elementary.weight is not None and elementary.label_smoothing:
+            return None  # then all classes' weights take part in a case's
+        valid = targets != elementary.ignore_index
+        weights = valid.to(z.dtype) if elementary.weight is None else valid * elementary.weight[targets.where(valid, 0)]
+        total = weights.sum().clamp_min(torch.finfo(z.dtype).tiny)
+        scale = weights * factor if elementary.reduction == "sum" else weights / total
+        return z.detach().softmax(1), scale.unsqueeze(1)
 
     def _dense_root(self, signs: Callable[[Tensor], Tensor]) -> list[Tensor]:
         """Root of L'' case by case through its dense blocks; for losses of one output that do not mix rows."""
