@@ -258,6 +258,20 @@ def with_own_seed(rank, sizes):
     return theta(model), optimizer.state_dict()["param_groups"][0]["shf"]["seed"]
 
 
+def with_own_seed_after_a_fault(rank, sizes):
+    """The first batch is refused on rank 1, before the ranks have agreed on a seed."""
+    model = network()
+    optimizer = optimizer_of(model, seed=SEED + rank)
+    inputs, targets = share(batch(), sizes, rank)
+    with pytest.raises(ValueError if rank == 1 else shf.RankError, match="targets have"):
+        optimizer.step(inputs, targets[1:] if rank == 1 else targets)
+    return optimizer.step(inputs, targets).accepted, optimizer.state_dict()["param_groups"][0]["shf"]["seed"]
+
+
+def test_a_first_batch_that_is_refused_does_not_keep_ranks_from_agreeing_on_a_seed():
+    assert worlds.run(2, with_own_seed_after_a_fault, [25, 15]) == [(True, SEED)] * 2
+
+
 def test_the_seed_of_rank_0_is_everyones():
     found = worlds.run(2, with_own_seed, [25, 15])
     assert [seed for _, seed in found] == [SEED, SEED]

@@ -101,7 +101,7 @@ def test_the_decay_of_some_entries(first, last):
 # --- agreement ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.complex128, torch.float64, torch.float32, torch.bfloat16, torch.int8])
 def test_every_bit_and_its_place_shows_in_the_checksum(dtype):
     tensor = (100 * torch.randn(3, 4)).to(dtype)
     before = checksum(tensor)
@@ -119,6 +119,10 @@ def test_opposite_changes_do_not_cancel_in_the_checksum():
     changed = tensor.clone()
     changed[0], changed[1] = torch.nextafter(tensor[0], tensor[0] + 1), torch.nextafter(tensor[1], tensor[1] - 1)
     assert checksum(changed) != checksum(tensor)
+
+
+def test_a_tensor_without_entries_has_a_checksum():
+    assert checksum(torch.zeros(3, 0)) == checksum(torch.zeros(0))
 
 
 def test_a_long_tensor_is_summed_in_chunks():

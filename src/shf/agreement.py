@@ -51,9 +51,9 @@ def checksum(tensor: Tensor) -> int:
     Each entry's bits are weighted by an odd number of its own, modulo 2⁶⁴: a change of one entry always shows, and changes
     of several cancel only by accident.
     """
-    width = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    width = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}[tensor.element_size()]
     bits = tensor.detach().reshape(-1).view(width)
-    weights = torch.arange(1, min(len(bits), _CHUNK) * 2, 2, device=bits.device).mul_(0x2545F4914F6CDD1D)
+    weights = torch.arange(min(len(bits), _CHUNK), device=bits.device).mul_(2).add_(1).mul_(0x2545F4914F6CDD1D)
     sums = [int((chunk.long() * weights[: len(chunk)]).sum()) for chunk in bits.split(_CHUNK)]
     return mix(*sums)
 

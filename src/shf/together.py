@@ -105,6 +105,7 @@ class Together(Whole):
         self._communication = communication
         self._told: BaseException | None = None
         self._source = 0
+        self._met = False  # whether a meeting has succeeded: rank 0's seed is everyone's from then on
 
     @property
     def several(self) -> bool:
@@ -128,7 +129,8 @@ class Together(Whole):
 
     def meet(self, prepare: Callable[[], P]) -> tuple[P, Meeting]:
         channel = self.channel
-        first, due = channel.exchange == 0, channel.exchange % self._communication.check_every == 0
+        first = not self._met
+        due = first or channel.exchange % self._communication.check_every == 0
         channel.exchange += 1
         own, error = _attempt(lambda: _Presence(prepare(), with_seed=not first, with_tensors=due))
         table = channel.gather_integers([0] * (3 + _COUNTS) if own is None else own.row())
@@ -145,6 +147,7 @@ class Together(Whole):
         self._source = next(rank for rank, rows in enumerate(columns[0]) if rows)
         seed = own.participant.seed
         seed = int(channel.gather_text(str(seed))[0]) if first else seed
+        self._met = True
         return own.participant, Meeting([_share(column, channel.rank) for column in columns], seed)
 
     def add(self, numbers: Callable[[], Sequence[float]], count: int) -> list[float]:
