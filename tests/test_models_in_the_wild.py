@@ -190,5 +190,9 @@ def test_states_of_other_models_are_refused(state):
 def test_hf_refuses_a_loader_that_shuffles():
     x, targets = labelled()
     optimizer = shf.HF(mlp(), CE)
-    with pytest.raises(ValueError, match="shuffle=False"):
-        optimizer.step(DataLoader(TensorDataset(x, targets), batch_size=4, shuffle=True), (x, targets))
+    for loader in (
+        DataLoader(TensorDataset(x, targets), batch_size=4, shuffle=True),
+        shf.GrowingLoader((x, targets), batch_size=4),
+    ):
+        with pytest.raises(ValueError, match=rf"{type(loader).__name__} that shuffles.*shuffle=False"):
+            optimizer.step(loader, (x, targets))

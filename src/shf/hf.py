@@ -13,6 +13,7 @@ from shf.cg import geometric, relative_progress
 from shf.config import HFConfig
 from shf.exhaustion import Demand, explained_exhaustion
 from shf.extras import Extras
+from shf.growing import GrowingLoader
 from shf.layout import Layout
 from shf.losses import Reduction
 from shf.network import Network
@@ -61,7 +62,8 @@ class HF(SHF):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As SHF's; of a state of SHF's own, λ must have been chosen."""
-        if math.isnan(state_dict["param_groups"][0].get("shf", {}).get("damping", 0.0)):
+        first, *_ = state_dict.get("param_groups") or [{}]
+        if math.isnan(first.get("shf", {}).get("damping", 0.0)):
             raise ValueError(
                 "the state is of SHF(damping='auto') before its first step: its λ is not known, and HF does not choose it"
             )
@@ -75,10 +77,10 @@ class HF(SHF):
                 f"batches is a one-time iterator ({type(batches).__name__}): expected something that can be iterated "
                 "again, such as a list or a DataLoader"
             )
-        if isinstance(getattr(batches, "sampler", None), RandomSampler):
+        if isinstance(batches, GrowingLoader) or isinstance(getattr(batches, "sampler", None), RandomSampler):
             raise ValueError(
-                "batches is a DataLoader that shuffles: every evaluation in a step must see the same batches; give it "
-                "shuffle=False, or a list of its batches"
+                f"batches is a {type(batches).__name__} that shuffles: every evaluation in a step must see the same "
+                "batches; give a DataLoader with shuffle=False, or a list of batches"
             )
         network = self._network()
         refuse_unsupported(network, ranks)

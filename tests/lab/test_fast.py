@@ -58,6 +58,12 @@ def test_batches_grow_from_epoch_to_epoch() -> None:
     assert sizes[0] == 16 < sizes[-1]
 
 
+def test_batches_may_begin_larger_than_they_would_grow() -> None:
+    method = METHODS["fast"].build(torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss(), {})
+    method.step(torch.randn(10_001, 3), torch.randint(2, (10_001,)))
+    assert method.batch_size == 10_001
+
+
 def test_seconds_may_be_the_processors(tmp_path: Path) -> None:
     runner.start(replace(tiny_config(), clock="processor"), tmp_path, options=OFTEN)
     record = read_run_file(tmp_path)

@@ -32,7 +32,7 @@ from shf.lab.batches import batch_rows
 from shf.lab.checkpoint import CheckpointMismatchError, read
 from shf.lab.experiments import EXPERIMENTS, Experiment, ExperimentError, Task
 from shf.lab.observer import Observer, Progress, Status
-from shf.lab.records import RecordError, read_run
+from shf.lab.records import RUN_FILE, RecordError, read_run, write_run
 from shf.lab.runconfig import Pretraining
 
 OFTEN = runner.RunOptions(checkpoint_seconds=0.0)
@@ -535,6 +535,19 @@ def test_a_fresh_directory_is_found(tmp_path: Path) -> None:
     assert first == tmp_path / "tiny" / "shf-seed0"
     runner.start(tiny_config(epochs=1), first)
     assert runner.fresh_directory(tiny_config(), tmp_path).name == "shf-seed0-2"
+
+
+def test_a_restarted_run_finds_its_directory_beside_others(tmp_path: Path) -> None:
+    """Beside a finished run, and one of a version whose configuration cannot be read."""
+    config = tiny_config(epochs=1)
+    runner.start(config, runner.fresh_directory(config, tmp_path))
+    for record in ({"config": config.to_json()}, {"config": {"experiment": {"name": "tiny"}}}):
+        directory = runner.fresh_directory(config, tmp_path)
+        directory.mkdir()
+        write_run(directory / RUN_FILE, {"status": "running", **record})
+    assert runner.unfinished_directory(config, tmp_path).name == "shf-seed0-2"
+    other = tiny_config(epochs=1, options=("damping=3",))
+    assert runner.unfinished_directory(other, tmp_path) == runner.fresh_directory(other, tmp_path)
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def fresh_directory(config: RunConfig, below: Path = Path("runs")) -> Path:
 def unfinished_directory(config: RunConfig, below: Path = Path("runs")) -> Path:
     """The directory that `fresh_directory` gave a run of this configuration which has not ended; else a fresh one."""
     for directory in sorted((below / config.experiment.name).glob(f"{config.method}-seed{config.seed}*"), reverse=True):
-        with contextlib.suppress(RecordError):
+        with contextlib.suppress(RecordError, ExperimentError):  # another version's, say
             record = read_run_file(directory)
             same = RunConfig.from_json(record.get("config") or {}).fingerprint() == config.fingerprint()
             if same and record.get("status") == Status.RUNNING:

@@ -59,7 +59,7 @@ class FastMethod(SHFMethod):
         report = super().step(inputs, targets)
         rows, noise = count_rows(inputs), report.get("gradient_noise")
         if self._growing:
-            size = BatchSize(rows, _LARGEST) if self._size is None else self._size
+            size = BatchSize(rows, max(rows, _LARGEST)) if self._size is None else self._size
             self._size = size.hear(noise, rows)
         return report
 
@@ -76,7 +76,7 @@ class FastMethod(SHFMethod):
 
 
 _LARGEST = 10_000
-"""Rows that batches grow to at most."""
+"""Rows that batches grow to at most; batches that begin with more stay as they are."""
 
 
 class HFMethod:
