@@ -56,6 +56,16 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
     assert found.samples["images"].shape == (2, 4, 4)
 
 
+def test_samples_without_a_seal_are_no_part_of_the_record(tmp_path: Path) -> None:
+    """A run that goes on after its end has none until it ends again."""
+    record(tmp_path)
+    before = read_run_file(tmp_path)
+    write_run(tmp_path / "run.json", {key: value for key, value in before.items() if key != "samples"})
+    found = read_run(tmp_path)
+    assert found.problems == ()
+    assert not found.samples
+
+
 @pytest.mark.parametrize(("level", "epoch"), [(12, 0), (10, 0), (7.5, 0.5), (5, 1), (1, math.inf)])
 def test_when_a_metric_was_reached(tmp_path: Path, level: float, epoch: float) -> None:
     """10, 5 and 3.3 at epochs 0, 1 and 2; between them on a line."""

@@ -244,7 +244,8 @@ def read_run(directory: Path) -> RunRecord:
     rows = list(_rows(directory / METRICS_FILE))
     samples: Mapping[str, NDArray[Any]] = {}
     try:
-        samples = read_samples(directory / SAMPLES_FILE)
+        if run.get("samples"):  # else those that are there are of an earlier end, before the run was given more time
+            samples = read_samples(directory / SAMPLES_FILE)
     except FileNotFoundError:
         pass
     except SamplesError as error:
