@@ -1,4 +1,4 @@
-"""What a step costs, in gradients: so that methods of different kinds share an axis. No torch here.
+"""What a step costs, in gradients: so that methods of different kinds share an axis.
 
 By the matrix products of a layer: a forward pass is one, a gradient three (forward, and two backward), a Gauss-Newton
 product four (Jv and J'u, two each). Hence an evaluation counts 1/3 and a product 4/3 of a gradient; CG's last,
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-EVALUATION = 1 / 3
-PRODUCT = 4 / 3
+from shf.worth import EVALUATION, PRODUCT
 
 
 def gradient_equivalents(report: Mapping[str, float]) -> float:

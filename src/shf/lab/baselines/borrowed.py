@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from shf.lab.baselines.objective import Objective
-from shf.lab.baselines.protocol import Loss, MethodSpec, Settings
+from shf.lab.baselines.protocol import COMMON, Loss, MethodSpec, Settings
 from shf.lab.baselines.torch_methods import TorchMethod
 from shf.lab.experiments import ExperimentError
 
@@ -76,10 +76,10 @@ def _spec(
     **settings: float,
 ) -> MethodSpec:
     def factory(model: nn.Module, loss: Loss, chosen: Settings) -> TorchMethod:
-        objective = Objective(model, loss, weight_decay=chosen["weight_decay"], seed=chosen["seed"])
+        objective = Objective.of(model, loss, chosen)
         return method(objective, [build(objective.parameters, chosen)])
 
-    defaults = {"learning_rate": rate, **settings, "weight_decay": 0.0, "seed": 0}
+    defaults = {"learning_rate": rate, **settings, **COMMON}
     return MethodSpec(name, summary, factory, defaults, {"learning_rate": rates} if rates else {}, 200)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from shf.lab.baselines.objective import Objective
-from shf.lab.baselines.protocol import Loss, MethodSpec, Settings, State, costs
+from shf.lab.baselines.protocol import COMMON, Loss, MethodSpec, Settings, State, costs, own_settings
 from shf.lab.models import incoming_weights, weight_layers
 
 
@@ -95,13 +95,11 @@ def clip_incoming_(model: nn.Module, max_norm: float) -> None:
 
 
 def _build(model: nn.Module, loss: Loss, settings: Settings) -> DropoutSGD:
-    own = {key: value for key, value in settings.items() if key not in ("weight_decay", "seed")}
-    objective = Objective(model, loss, weight_decay=settings["weight_decay"], seed=settings["seed"])
-    return DropoutSGD(objective, DropoutSGDSettings(**own))
+    return DropoutSGD(Objective.of(model, loss, settings), DropoutSGDSettings(**own_settings(settings)))
 
 
 def _spec(name: str, summary: str, dropout: str) -> MethodSpec:
-    defaults = {**vars(DropoutSGDSettings()), "weight_decay": 0.0, "seed": 0}
+    defaults = {**vars(DropoutSGDSettings()), **COMMON}
     grid = {"learning_rate": (30.0, 10.0, 3.0, 1.0, 0.3, 0.1)}
     return MethodSpec(name, summary, _build, defaults, grid, batch=100, dropout=dropout)
 

@@ -22,7 +22,7 @@ import shf
 from shf.batching import Batch
 from shf.cg import LinearMap
 from shf.lab.baselines.objective import Objective
-from shf.lab.baselines.protocol import Loss, MethodSpec, Settings, State, costs
+from shf.lab.baselines.protocol import COMMON, Loss, MethodSpec, Settings, State, costs, own_settings
 from shf.layout import find_layout
 from shf.losses import Loss as CoreLoss
 from shf.network import Network, twice_differentiable_kernels
@@ -237,9 +237,7 @@ def _nth(batches: Iterable[tuple[Any, Any]], n: int) -> tuple[Any, Any]:
 
 
 def _build(model: nn.Module, loss: Loss, settings: Settings) -> KSD:
-    own = {key: value for key, value in settings.items() if key not in ("weight_decay", "seed")}
-    objective = Objective(model, loss, weight_decay=settings["weight_decay"], seed=settings["seed"])
-    return KSD(objective, KSDSettings(**own), seed=settings["seed"])
+    return KSD(Objective.of(model, loss, settings), KSDSettings(**own_settings(settings)), seed=settings["seed"])
 
 
 SPECS: tuple[MethodSpec, ...] = (
@@ -247,7 +245,7 @@ SPECS: tuple[MethodSpec, ...] = (
         "ksd",
         "Krylov subspace descent (Vinyals & Povey): BFGS in a subspace from curvature products",
         _build,
-        {**vars(KSDSettings()), "weight_decay": 0.0, "seed": 0},
+        {**vars(KSDSettings()), **COMMON},
         reads_batches=True,
     ),
 )

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from shf.batching import count_rows
-from shf.lab.baselines.protocol import Loss
+from shf.lab.baselines.protocol import Loss, Settings
 from shf.network import call_model
 
 
@@ -33,6 +33,11 @@ class Objective:
         if not self.parameters:
             raise ValueError(f"{type(model).__name__} has no trainable parameters")
         self.stream = self._began = torch.Generator().manual_seed(seed).get_state()
+
+    @classmethod
+    def of(cls, model: nn.Module, loss: Loss, settings: Settings) -> Self:
+        """With the weight decay and the seed that a method's settings have."""
+        return cls(model, loss, weight_decay=settings["weight_decay"], seed=settings["seed"])
 
     def value(self, inputs: Any, targets: Any) -> Tensor:
         """f on one batch, differentiable. Draws from the global generator: call it inside `draws`."""

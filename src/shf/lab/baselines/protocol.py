@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -9,6 +10,14 @@ from torch import Tensor, nn
 Loss = Callable[[Any, Any], Tensor]
 Settings = Mapping[str, Any]
 State = dict[str, Any]
+
+COMMON: Settings = MappingProxyType({"weight_decay": 0.0, "seed": 0})
+"""The settings that every method has, with their defaults."""
+
+
+def own_settings(settings: Settings) -> dict[str, Any]:
+    """The settings that are a method's own: all but the common ones."""
+    return {name: value for name, value in settings.items() if name not in COMMON}
 
 
 class Method(Protocol):

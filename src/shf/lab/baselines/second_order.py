@@ -12,7 +12,7 @@ from torch import nn
 import shf
 from shf.batching import count_rows
 from shf.growing import BatchSize
-from shf.lab.baselines.protocol import Loss, MethodSpec, Settings, State, costs
+from shf.lab.baselines.protocol import COMMON, Loss, MethodSpec, Settings, State, costs
 
 
 class SHFMethod:
@@ -138,7 +138,7 @@ def _hf(model: nn.Module, loss: Loss, settings: Settings) -> HFMethod:
 
 
 def _defaults(config: type[shf.Config]) -> dict[str, Any]:
-    return {**{f.name: f.default for f in fields(config)}, "weight_decay": 0.0, "seed": 0}
+    return {**{f.name: f.default for f in fields(config)}, **COMMON}
 
 
 SPECS: tuple[MethodSpec, ...] = (

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from shf.lab.baselines.objective import Objective
-from shf.lab.baselines.protocol import Loss, MethodSpec, Settings, State, costs
+from shf.lab.baselines.protocol import COMMON, Loss, MethodSpec, Settings, State, costs
 
 Schedule = Callable[[int], Mapping[str, float]]
 """From the number of updates made to the options that the optimizer's groups have in the next one."""
@@ -118,15 +118,11 @@ def momentum_schedule(t: int, maximum: float, *, final: float = 0.9, final_from:
     return min(mu, final) if t >= final_from else mu
 
 
-def _objective(model: nn.Module, loss: Loss, settings: Settings) -> Objective:
-    return Objective(model, loss, weight_decay=settings["weight_decay"], seed=settings["seed"])
-
-
 def _momentum(nesterov: bool) -> Callable[[nn.Module, Loss, Settings], TorchMethod]:
     """SGD with momentum μ_t. With Nesterov's, torch's parameters are the look-ahead point θ + μv of the paper."""
 
     def factory(model: nn.Module, loss: Loss, settings: Settings) -> TorchMethod:
-        objective = _objective(model, loss, settings)
+        objective = Objective.of(model, loss, settings)
         total, last = settings["total_updates"], settings["final_updates"]
         final_from = math.inf if total is None else total - min(last, total // 10)  # at most the last tenth of a run
 
@@ -145,7 +141,7 @@ def _simple(optimizer: Callable[..., torch.optim.Optimizer]) -> Callable[[nn.Mod
     """An optimizer of torch whose learning rate is all there is to set."""
 
     def factory(model: nn.Module, loss: Loss, settings: Settings) -> TorchMethod:
-        objective = _objective(model, loss, settings)
+        objective = Objective.of(model, loss, settings)
         return TorchMethod(objective, [optimizer(objective.parameters, lr=settings["learning_rate"])])
 
     return factory
@@ -157,7 +153,7 @@ def _muon(model: nn.Module, loss: Loss, settings: Settings) -> TorchMethod:
         raise RuntimeError(
             f"torch {torch.__version__} has no torch.optim.Muon: the method muon needs torch 2.9 or newer"
         )
-    objective = _objective(model, loss, settings)
+    objective = Objective.of(model, loss, settings)
     rate = settings["learning_rate"]
     matrices: list[Tensor] = [p for p in objective.parameters if p.ndim == 2]
     others: list[Tensor] = [p for p in objective.parameters if p.ndim != 2]
@@ -171,17 +167,16 @@ def _muon(model: nn.Module, loss: Loss, settings: Settings) -> TorchMethod:
 
 def _lbfgs(model: nn.Module, loss: Loss, settings: Settings) -> LBFGSMethod:
     return LBFGSMethod(
-        _objective(model, loss, settings), iterations=settings["iterations"], history=settings["history"]
+        Objective.of(model, loss, settings), iterations=settings["iterations"], history=settings["history"]
     )
 
 
-_COMMON: Settings = {"weight_decay": 0.0, "seed": 0}
 _RATES = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)
 _BATCH = 200
 
 
 def _momentum_spec(name: str, summary: str, maximum: float, *, nesterov: bool = False, **rest: Any) -> MethodSpec:
-    defaults = {"learning_rate": 0.01, "max_momentum": maximum, "total_updates": None, "final_updates": 1000, **_COMMON}
+    defaults = {"learning_rate": 0.01, "max_momentum": maximum, "total_updates": None, "final_updates": 1000, **COMMON}
     grid = {"learning_rate": _RATES, **rest.pop("grid", {})}
     return MethodSpec(name, summary, _momentum(nesterov), defaults, grid, _BATCH, **rest)
 
@@ -189,7 +184,7 @@ def _momentum_spec(name: str, summary: str, maximum: float, *, nesterov: bool = 
 def _simple_spec(
     name: str, summary: str, optimizer: Callable[..., torch.optim.Optimizer], rates: tuple[float, ...], **rest: Any
 ) -> MethodSpec:
-    defaults = {"learning_rate": rest.pop("rate", 0.01), **_COMMON}
+    defaults = {"learning_rate": rest.pop("rate", 0.01), **COMMON}
     return MethodSpec(name, summary, _simple(optimizer), defaults, {"learning_rate": rates}, _BATCH, **rest)
 
 
@@ -219,7 +214,7 @@ SPECS: tuple[MethodSpec, ...] = (
         "muon",
         "Muon for matrices, AdamW for biases",
         _muon,
-        {"learning_rate": 0.003, **_COMMON},
+        {"learning_rate": 0.003, **COMMON},
         {"learning_rate": (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)},
         _BATCH,
     ),
@@ -227,7 +222,7 @@ SPECS: tuple[MethodSpec, ...] = (
         "lbfgs",
         "full-batch L-BFGS, strong Wolfe line search",
         _lbfgs,
-        {"iterations": 10, "history": 20, **_COMMON},
+        {"iterations": 10, "history": 20, **COMMON},
         reads_batches=True,
     ),
 )

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from shf.lab.baselines.objective import Objective
-from shf.lab.baselines.protocol import Loss, MethodSpec, Settings, State, costs
+from shf.lab.baselines.protocol import COMMON, Loss, MethodSpec, Settings, State, costs, own_settings
 
 
 @dataclass(frozen=True)
@@ -162,9 +162,7 @@ class VSGD:
 
 
 def _build(model: nn.Module, loss: Loss, settings: Settings) -> VSGD:
-    own = {key: value for key, value in settings.items() if key not in ("weight_decay", "seed")}
-    objective = Objective(model, loss, weight_decay=settings["weight_decay"], seed=settings["seed"])
-    return VSGD(objective, VSGDSettings(**own))
+    return VSGD(Objective.of(model, loss, settings), VSGDSettings(**own_settings(settings)))
 
 
 SPECS: tuple[MethodSpec, ...] = (
@@ -172,7 +170,7 @@ SPECS: tuple[MethodSpec, ...] = (
         "vsgd",
         "vSGD-fd, learning rates that set themselves (Schaul & LeCun)",
         _build,
-        {**vars(VSGDSettings()), "weight_decay": 0.0, "seed": 0},
+        {**vars(VSGDSettings()), **COMMON},
         {"slow_start": (2.0, 10.0, 100.0)},
         batch=200,
     ),
