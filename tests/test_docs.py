@@ -103,3 +103,13 @@ def test_the_map_names_what_exists():
         for name, function in re.findall(r"`(test_\w+\.py)(?:::(\w+))?`", tests):
             source = (ROOT / "tests" / name).read_text(encoding="utf-8")
             assert not function or re.search(rf"def {function}\b", source), f"{name}::{function}"
+
+
+def test_the_map_has_every_module():
+    text = (ROOT / "docs" / "map.md").read_text(encoding="utf-8")
+    core, laboratory = re.findall(r"```\n(.*?)```", text, re.DOTALL)
+    for folder, words in ((ROOT / "src" / "shf", core), (ROOT / "src" / "shf" / "lab", laboratory)):
+        named = set(re.findall(r"\w+/?", words))
+        modules = {path.stem for path in folder.glob("[!_]*.py")}
+        packages = {f"{path.parent.name}/" for path in folder.glob("*/__init__.py")} - {"lab/"}
+        assert not (modules | packages) - named
