@@ -18,10 +18,11 @@ class Config:
     """The settings of SHF; the paper's symbols in brackets.
 
     Attributes:
-        damping: initial damping strength [λ]. It belongs to the scale of the loss; "auto" takes it from the curvature of the
-            first batch, and a floor with it (see docs/fast.md).
+        damping: initial damping strength [λ], on the scale of the loss: a loss that is k times larger wants a λ that is k
+            times larger. "auto" takes it, and a floor for it, from the curvature of the first batch (see docs/fast.md).
         damping_factor: λ is multiplied or divided by this after a step [99/100].
-        damping_rise: powers of `damping_factor` by which λ rises where it does; 1 is the paper's, as far up as down.
+        damping_rise: where λ rises, it is divided by `damping_factor` to this power. 1 is the paper's: it rises as fast as
+            it falls.
         structural_damping: [μ] of Martens & Sutskever (2011): CG solves with B + λ(I + μS), where ½δ'Sδ is half the squared
             change of the tensors that the model names by `shf.hold_steady`, summed over them (time steps, layers) and
             averaged over the rows of the curvature batch. For recurrent networks; 0 for none, at no cost.
@@ -40,9 +41,10 @@ class Config:
         cg_decay_max: γ's ceiling.
         update_decay: β, the factor before every update, is multiplied by this at every following epoch [c].
         preconditioner: "empirical-fisher", "jacobi", "kronecker" (see docs/fast.md) or None.
-        preconditioner_exponent: [ξ]; of the diagonal ones.
-        factor_average: the most that a renewal of Kronecker factors keeps of the old ones.
-        factor_every: steps from one renewal to the next; None for as many as keep its cost to a fifth of a step.
+        preconditioner_exponent: [ξ] of the two diagonal preconditioners, "empirical-fisher" and "jacobi".
+        factor_average: Kronecker factors are running averages; the largest share of the old ones that a renewal keeps.
+        factor_every: steps from one renewal of the Kronecker factors to the next; None for as many as hold the average cost
+            of renewals to a fifth of a step's.
         backtracking: which CG iterate is taken: "all" (the best of all), "first-worse", or None (the last).
         line_search_steps: trials of the line search before a step is rejected [ω].
         max_norm: bound on each unit's squared incoming norm after an update: a number, "fan-in" for
@@ -54,8 +56,8 @@ class Config:
             next step is as if it had not been there.
         max_rejections: after so many steps in a row that did not move the parameters, an `SHFWarning` says what λ, ρ,
             gradient and batch look like and what to try; None for never.
-        averaging: what a step keeps of the running average of the iterates, which `SHF.averaged` puts in the parameters'
-            place; 0 for no average.
+        averaging: the share of the running average of the iterates that a step keeps; 0 for no average. `SHF.averaged`
+            puts the average in the parameters' place, for evaluation.
         noise_every: steps between two measurements of the gradient's noise (`StepInfo.gradient_noise`); None for none.
         microbatch: the most rows that are in memory at once; None for no bound.
         momentum_off_on_divergence: set γ to 0 for good once an epoch's mean objective is above the previous one's twice

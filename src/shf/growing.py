@@ -118,7 +118,11 @@ class GrowingLoader:
             yield self._take(rows)
 
     def hear(self, info: StepInfo) -> None:
-        """Takes notice of what a step on the last batch found; its optimizer measures with `noise_every`."""
+        """Lets the batches grow if the step on the last batch found its gradient too noisy for their size.
+
+        Args:
+            info: what the step returned; its `gradient_noise` is measured by an optimizer with `noise_every`.
+        """
         self._size = self._size.hear(info.gradient_noise, self._last)
 
     def state_dict(self) -> dict[str, Any]:
