@@ -109,7 +109,7 @@ class SHF(Optimizer):
         self._forward, self._select, self._count = forward, select, count
         self._layouts = LayoutMemory()
         self._probed = False  # whether the loss was looked at
-        self._lent = False  # whether the parameters are their averages for now
+        self._averaged_now = False  # whether the parameters are their averages for now
         self._connection = Connection(process_group, _communication(self.config))
         self._last_solution = LastSolution()
         self._factors = FactorMemory()
@@ -224,11 +224,11 @@ class SHF(Optimizer):
         if not self.config.averaging:
             raise RuntimeError(f"{type(self).__name__}(averaging=0): no average is kept; give averaging=0.95, say")
         with swapped(self.model.parameters(), self.state):
-            before, self._lent = self._lent, True
+            before, self._averaged_now = self._averaged_now, True
             try:
                 yield
             finally:
-                self._lent = before
+                self._averaged_now = before
 
     def next_epoch(self) -> None:
         """Begins the next epoch: γ ← min(1.01 γ, 0.99), β ← cβ, and the next curvature rows."""
@@ -354,7 +354,7 @@ class SHF(Optimizer):
 
     def _network(self) -> Network:
         """The parameters to train now, in the model's order."""
-        if self._lent:
+        if self._averaged_now:
             raise RuntimeError("step inside `with optimizer.averaged()`: what it did would be lost; step outside")
         return Network(self.model, trainable(self.model, self.param_groups), self._forward)
 
