@@ -64,6 +64,11 @@ def test_batches_may_begin_larger_than_they_would_grow() -> None:
     assert method.batch_size == 10_001
 
 
+def test_growing_is_true_or_false() -> None:
+    with pytest.raises(ExperimentError, match=r"growing='no'.*True or False"):
+        new_training(tiny_config("fast", options=("growing=no",)), None)
+
+
 def test_seconds_may_be_the_processors(tmp_path: Path) -> None:
     runner.start(replace(tiny_config(), clock="processor"), tmp_path, options=OFTEN)
     record = read_run_file(tmp_path)

@@ -129,8 +129,10 @@ def _shf(model: nn.Module, loss: Loss, settings: Settings) -> SHFMethod:
 
 
 def _fast(model: nn.Module, loss: Loss, settings: Settings) -> FastMethod:
-    own = {name: value for name, value in settings.items() if name != "growing"}
-    return FastMethod(shf.SHF(model, loss, **own), growing=settings["growing"])
+    own, growing = {name: value for name, value in settings.items() if name != "growing"}, settings["growing"]
+    if not isinstance(growing, bool):
+        raise ValueError(f"fast(growing={growing!r}): must be True or False")
+    return FastMethod(shf.SHF(model, loss, **own), growing=growing)
 
 
 def _hf(model: nn.Module, loss: Loss, settings: Settings) -> HFMethod:
