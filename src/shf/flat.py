@@ -36,7 +36,13 @@ class Shapes:
 
     @cached_property
     def sizes(self) -> list[int]:
+        """Entries of each piece."""
         return [math.prod(s) for s in self.shapes]
+
+    @property
+    def total(self) -> int:
+        """Entries of the whole vector."""
+        return sum(self.sizes)
 
     def flatten(self, tensors: Sequence[Tensor | None], like: Tensor, out: Tensor | None = None) -> Tensor:
         """Joins tensors of these shapes; None stands for zeros (a parameter without influence)."""

@@ -155,7 +155,7 @@ class _BatchProblem:
 
     def value(self, theta: Tensor) -> float:
         shapes = self._network.shapes
-        theta = self._ranks.whole(theta, sum(shapes.sizes))
+        theta = self._ranks.whole(theta, shapes.total)
         (total,) = self._ranks.add(lambda: [sum(self._weight(part) * part.value(theta) for part in self._parts())], 1)
         return total + self._decay.penalty(shapes.split(theta))
 

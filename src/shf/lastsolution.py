@@ -48,7 +48,7 @@ class LastSolution:
         if self.part is None or self.network is None:
             return
         shapes = self.network.shapes
-        whole = ranks.whole(self.part, sum(shapes.sizes))
+        whole = ranks.whole(self.part, shapes.total)
         for p, d in zip(self.network.parameters, shapes.split(whole), strict=True):
             remember(state, p, delta=d)
         self.forget()

@@ -167,7 +167,7 @@ class Objective:
         holds steady, summed over them and averaged over rows. It is a mean also where the loss is a sum: λ, which stands
         before it, already has the loss's scale.
         """
-        rows, size = self._share.within(self._curvature_rows), sum(self._network.shapes.sizes)
+        rows, size = self._share.within(self._curvature_rows), self._network.shapes.total
         decay = own_decay(self._decay, self._ranks)
         everywhere = self._share.total if self._curvature_rows is None else len(self._curvature_rows)
         here = self._batch.rows if rows is None else len(rows)
@@ -207,7 +207,7 @@ class Objective:
     def value(self, theta: Tensor) -> float:
         """f(θ); a non-finite number is returned as it is: a failed trial, not an error."""
         shapes = self._network.shapes
-        values = shapes.split(self._ranks.whole(theta, sum(shapes.sizes)))
+        values = shapes.split(self._ranks.whole(theta, shapes.total))
         (total,) = self._ranks.add(lambda: [self._own_value(values)], 1)
         return total + self._decay.penalty(values)
 

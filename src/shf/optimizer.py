@@ -372,7 +372,7 @@ class SHF(Optimizer):
         extras: Extras,
     ) -> StepInfo:
         """A step on this process's part of the vectors, and the writes that follow it."""
-        scalars, last, size = self._scalars, self._last_solution, sum(network.shapes.sizes)
+        scalars, last, size = self._scalars, self._last_solution, network.shapes.total
         state = State(
             delta=last.read(network, self.state, ranks),
             damping=extras.damping,

@@ -90,5 +90,5 @@ def own_decay(decay: Decay, ranks: Ranks) -> Decay:
     """The decay of the entries that this process holds."""
     if not ranks.split:
         return decay
-    part = ranks.part(sum(decay.shapes.sizes))
+    part = ranks.part(decay.shapes.total)
     return decay.within(part.start, part.stop)
