@@ -12,7 +12,8 @@ from types import FrameType
 
 
 class _Note:
-    """What there is of it; handlers of signals belong to the whole process, so one will do."""
+    """Whether an interrupt is waiting, and whether parameters are being written. Signal handlers belong to the whole
+    process, so there is one note for it."""
 
     waiting = False
     writing = False

@@ -1,4 +1,4 @@
-"""What surrounds a step, whatever the caller has switched on."""
+"""The context that every step runs in, whatever the caller has switched on; and warnings that point at the caller's line."""
 
 import sys
 import warnings
@@ -30,9 +30,9 @@ _INSIDE = ("shf", "torch", "contextlib")
 
 
 class Surroundings:
-    """Grad, kernels that can be differentiated twice, a quiet generator, and Ctrl-C that waits.
-
-    What of the user's settings is set aside for it is said once.
+    """Around a step: kernels that can be differentiated twice, no inference mode, torch's global generator put back
+    afterwards, and Ctrl-C deferred. Settings of the user's that a step overrides (autocast, cuDNN's recurrent kernels) are
+    warned of once.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Memory that a process of ours has freed stays with it, for the next step."""
+"""Lets a process keep the memory that it frees, for the next step: a setting of glibc's allocator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of a run's budget is spent, and what the rest will take, judged by its own first iterations."""
+"""How much of a run's budget (epochs or minutes of training) is spent, and how long the rest will take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A contest: every method with the same processor time on a task, a record of every run. The examples are such.
+"""A contest: every method gets the same processor time on a task, and every run is recorded. The examples are contests.
 
 Time is processor time of the updates alone (`time.process_time` on one thread), so that a busy machine does not decide
 who wins; making batches and evaluating are not counted. A run that is recorded already, with the same budget, settings

@@ -1,4 +1,4 @@
-"""What is said the same way everywhere a person reads it. No torch here."""
+"""Durations and suggestions in words, the same everywhere a person reads them. No torch here."""
 
 from __future__ import annotations
 
