@@ -283,6 +283,36 @@ class Normalised(nn.Sequential):
         super().__init__(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 4))
 
 
+class StatesFirst(nn.Module):
+    """Returns hidden states, with time in front, before what the loss looks at."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out = nn.Linear(5, 7).double(), nn.Linear(7, 4).double()
+
+    def forward(self, x):
+        states = self.inner(torch.stack([x[:, :5], x[:, 1:]])).tanh()
+        return states, self.out(states.sum(0))
+
+
+def rooted(rank, sizes, preconditioner):
+    torch.manual_seed(0)
+    model = StatesFirst()
+    optimizer = shf.SHF(
+        model, lambda outputs, targets: CE(outputs[1], targets), seed=SEED, preconditioner=preconditioner
+    )
+    for _ in range(3):
+        optimizer.step(*share(batch(), sizes, rank))
+    return theta(model)
+
+
+@pytest.mark.parametrize("preconditioner", ["jacobi", "kronecker"])
+def test_roots_of_an_output_that_is_not_the_first_follow_the_single_process(preconditioner):
+    expected = rooted(0, None, preconditioner)
+    for found in worlds.run(2, rooted, [25, 15], preconditioner):
+        assert (found - expected).abs().max() <= TOLERANCE
+
+
 def one_normalised_step(rank, sizes):
     torch.manual_seed(0)
     model = Normalised().double()

@@ -19,6 +19,8 @@ from shf.tree import map_leaves
 Cotangents = Sequence[Tensor]
 """One tensor per output that carries a gradient, of that output's shape."""
 HessianMap = Callable[[Cotangents], list[Tensor]]
+Signs = Callable[[Tensor, int], Tensor]
+"""Independent ±1 in the shape of a tensor, which is that of the output with this number."""
 
 
 class Reduction(enum.Enum):
@@ -146,13 +148,13 @@ class LossExpansion:
             return lambda u: [scale * p * (u[0] - (p * u[0]).sum(1, keepdim=True))]
         return self._checked
 
-    def hessian_root(self, signs: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        """A sample S ξ with S S' = L'' and ξ = `signs(z)`, independent ±1: E[(Sξ)(Sξ)'] = L''."""
+    def hessian_root(self, signs: Signs) -> list[Tensor]:
+        """A sample S ξ with S S' = L'' and ξ independent ±1 in z's shape: E[(Sξ)(Sξ)'] = L''."""
         if (diagonal := self._diagonal()) is not None:
-            return [diagonal.clamp_min(0).sqrt() * signs(diagonal)]
+            return [diagonal.clamp_min(0).sqrt() * signs(diagonal, 0)]
         if (softmax := self._softmax()) is not None:
             p, scale = softmax
-            weighted = p.sqrt() * signs(p)
+            weighted = p.sqrt() * signs(p, 0)
             return [scale.sqrt() * (weighted - p * weighted.sum(1, keepdim=True))]
         return self._dense_root(signs)
 
@@ -224,7 +226,7 @@ class LossExpansion:
         scale = weights * factor if elementary.reduction == "sum" else weights / total
         return z.detach().softmax(1), scale.unsqueeze(1)
 
-    def _dense_root(self, signs: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    def _dense_root(self, signs: Signs) -> list[Tensor]:
         """Root of L'' case by case through its dense blocks; for losses of one output that do not mix rows."""
         used = [self._leaves[i] for i in self._used]
         if len(used) != 1 or used[0][0].numel() > _DENSE_OUTPUTS:
@@ -243,7 +245,7 @@ class LossExpansion:
             columns.append(self._checked(self._among(basis.view_as(z)))[self._used[0]].reshape(len(z), per_row))
         values, vectors = torch.linalg.eigh(torch.stack(columns, 2))
         root = vectors * values.clamp_min(0).sqrt().unsqueeze(1)
-        xi = signs(z).reshape(len(z), per_row, 1)
+        xi = signs(z, self._used[0]).reshape(len(z), per_row, 1)
         return self._among((root @ xi).view_as(z))
 
     def _among(self, of_the_used: Tensor) -> list[Tensor]:

@@ -301,12 +301,13 @@ class Objective:
         outputs = join_outputs([self._outputs(values, rows) for rows in chunks], self._layout.outputs)
         return self._weight * self._loss(outputs, self._batch.targets).item()
 
-    def _signs(self, outputs: Tensor) -> Tensor:
-        """Independent ±1: drawn for the whole batch's outputs, of which these are this process's rows."""
-        axis, seed = next(iter(self._layout.outputs), RowAxis(0)), mix(self._seed, 1)
+    def _signs(self, output: Tensor, number: int) -> Tensor:
+        """Independent ±1: drawn for the whole batch's output, of which this is this process's rows."""
+        axes, seed = self._layout.outputs, mix(self._seed, 1)
+        axis = axes[number] if number < len(axes) else RowAxis(0)
         if axis is None or self._share.everything:
-            return random_signs(outputs, seed)
-        whole = random_signs(outputs.new_empty(axis.resized(outputs.shape, self._share.total)), seed)
+            return random_signs(output, seed)
+        whole = random_signs(output.new_empty(axis.resized(output.shape, self._share.total)), seed)
         return axis.take(whole, self._share.numbers)
 
     def _outputs(self, values: Sequence[Tensor], rows: Tensor | None) -> Any:

@@ -4,7 +4,6 @@ The one that is not diagonal has files of its own: `shf.kronecker`, `shf.layerfa
 """
 
 import enum
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -12,12 +11,9 @@ from torch import Tensor
 from shf.cg import LinearMap, identity
 from shf.decay import Decay
 from shf.jacobian import Jacobian
-from shf.losses import LossExpansion, Reduction
+from shf.losses import LossExpansion, Reduction, Signs
 from shf.percase import CallAxes, squared_vjp
 from shf.randomness import generator
-
-Signs = Callable[[Tensor], Tensor]
-"""Independent ±1 in the shape of a tensor of outputs."""
 
 
 class Preconditioner(enum.Enum):
