@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import shf
-from helpers import FEATURES, assert_close, identical, labelled, mlp, snapshot
+from helpers import FEATURES, assert_close, identical, labelled, mlp, snapshot, theta
 
 CE = nn.CrossEntropyLoss()
 
@@ -110,6 +110,57 @@ class Rich(nn.Linear):
 def test_outputs_that_the_loss_does_not_look_at(options):
     optimizer = shf.SHF(Rich(FEATURES, 3).double(), lambda z, t: F.cross_entropy(z["logits"], t), **options)
     assert optimizer.step(*labelled()).accepted
+
+
+class WithPenalty(nn.Module):
+    """Also returns one number for the whole batch, such as a penalty that another loss would add."""
+
+    def __init__(self, body, penalty, first):
+        super().__init__()
+        self.body, self.penalty, self.first = body, penalty, first
+
+    def forward(self, inputs):
+        outputs = self.body(inputs)
+        number = self.penalty(self.body, outputs)
+        return (number, outputs) if self.first else (outputs, number)
+
+
+PENALTIES = {
+    "of the weights": lambda body, outputs: body[0].weight.square().sum(),
+    "of the outputs": lambda body, outputs: outputs.square().mean(),
+    "constant": lambda body, outputs: outputs.new_ones(()),
+}
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("penalty", PENALTIES)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"preconditioner": "jacobi"}, {"noise_every": 1}, {"curvature_batch": 5}, {"microbatch": 5}, shf.presets.fast],
+    ids=["default", "jacobi", "noise", "curvature", "microbatch", "fast"],
+)
+def test_a_number_of_the_whole_batch_that_the_loss_does_not_look_at(options, penalty, first):
+    if penalty == "of the outputs" and "microbatch" in options:
+        pytest.skip("refused: it is another number on every chunk")
+    torch.manual_seed(0)
+    body = mlp()
+    model = WithPenalty(copy.deepcopy(body), PENALTIES[penalty], first)
+    plain = shf.SHF(body, lambda outputs, targets: CE(outputs, targets), seed=1, **options)
+    optimizer = shf.SHF(model, lambda outputs, targets: CE(outputs[first], targets), seed=1, **options)
+    for _ in range(3):
+        expected, found = plain.step(*labelled()), optimizer.step(*labelled())
+        assert_close(found.loss_after, expected.loss_after, 1e-9)
+        if expected.gradient_noise is not None:
+            assert_close(found.gradient_noise, expected.gradient_noise, 1e-9)
+    assert_close(theta(model), theta(body), 1e-9)
+
+
+def test_a_number_of_the_whole_batch_that_the_loss_uses_is_refused_where_rows_are_needed():
+    model = WithPenalty(mlp(), PENALTIES["of the weights"], first=False)
+    for options in ({"microbatch": 5}, {"noise_every": 1}):
+        optimizer = shf.SHF(model, lambda outputs, targets: CE(outputs[0], targets) + outputs[1], **options)
+        with pytest.raises(ValueError, match="output number 1 of the model is shared by all rows"):
+            optimizer.step(*labelled())
 
 
 def test_a_function_has_the_closed_form_of_its_module():

@@ -129,26 +129,43 @@ class Jacobian:
             steady.append(found[len(graph.outputs) :])
         if len(tangents) == 1:
             return tangents[0], steady
-        return [self.axis(index).cat(parts) for index, parts in enumerate(zip(*tangents, strict=True))], steady
+        return [self._join(index, parts) for index, parts in enumerate(zip(*tangents, strict=True))], steady
 
     def graphs_with(self, cotangents: Sequence[Tensor]) -> Iterator[tuple[Tensor, Graph, list[Tensor]]]:
         """Each chunk's rows (within this J), its graph and its share of the cotangents."""
         for chunk, graph in self._graphs():
             yield chunk, graph, self._part(cotangents, chunk)
 
+    def cotangents_of(self, cotangents: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
+        """The given rows' share of the cotangents."""
+        return [u if self.is_idle(i, u) else self.axis(i).take(u, rows) for i, u in enumerate(cotangents)]
+
     def restricted(self, rows: Tensor) -> "Jacobian":
         """J on some of these rows, with a graph of its own."""
         return Jacobian(self.network, self._batch, self.draws, rows=self._all[rows], axes=self._axes)
 
+    def is_idle(self, index: int, cotangent: Tensor) -> bool:
+        """Whether output number `index` is shared by all rows and the loss does not look at it: its cotangent is zero, for
+        whichever of the rows."""
+        return self._axis(index) is None and not bool(cotangent.any())
+
     def axis(self, index: int) -> RowAxis:
         """Where the rows lie in output number `index`."""
-        found = self._axes[index] if index < len(self._axes) else RowAxis(0)
+        found = self._axis(index)
         if found is None:
             raise ValueError(
                 f"output number {index} of the model is shared by all rows, where one for each row is needed: return it "
                 "once per row, or use preconditioner=None, microbatch=None and noise_every=None"
             )
         return found
+
+    def _axis(self, index: int) -> RowAxis | None:
+        return self._axes[index] if index < len(self._axes) else RowAxis(0)
+
+    def _join(self, index: int, parts: Sequence[Tensor]) -> Tensor:
+        """An output's tangents of all chunks; what is shared by all rows has the same in each."""
+        axis = self._axis(index)
+        return parts[0] if axis is None else axis.cat(parts)
 
     def _forward(
         self, chunk: Tensor, buffers: dict[str, Tensor] | None = None, *, graph: bool = True
@@ -232,7 +249,7 @@ class Jacobian:
     def _part(self, cotangents: Sequence[Tensor], chunk: Tensor) -> list[Tensor]:
         if len(chunk) == self.rows:
             return list(cotangents)
-        return [self.axis(i).take(u, chunk) for i, u in enumerate(cotangents)]
+        return self.cotangents_of(cotangents, chunk)
 
 
 def _without_zeros(tensor: Tensor) -> Tensor:

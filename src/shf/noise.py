@@ -24,6 +24,8 @@ def half_difference(jacobian: Jacobian, cotangents: Sequence[Tensor], gradient: 
     if first == 0:  # this process's only row: it has no halves
         return torch.zeros_like(gradient)
     per_row = (torch.arange(jacobian.rows) < first).to(gradient)
-    masked = [u * jacobian.axis(i).factor(per_row, u.ndim) for i, u in enumerate(cotangents)]
+    masked = [
+        u if jacobian.is_idle(i, u) else u * jacobian.axis(i).factor(per_row, u.ndim) for i, u in enumerate(cotangents)
+    ]
     a = math.sqrt((jacobian.rows - first) / first)
     return jacobian.vjp(masked).mul_(a + 1 / a).sub_(gradient, alpha=1 / a)

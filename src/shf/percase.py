@@ -308,7 +308,7 @@ def _case_by_case(
     for rows in even_chunks(jacobian.rows, size):
         local = jacobian.restricted(rows) if separable else jacobian
         own = torch.arange(len(rows)) if separable else rows
-        part = [jacobian.axis(i).take(u, rows) for i, u in enumerate(cotangents)] if separable else cotangents
+        part = jacobian.cotangents_of(cotangents, rows) if separable else cotangents
         for _, graph, u in local.graphs_with(part):
             for i, g in zip(wanted, _pull_cases(local, graph, u, own, wanted), strict=True):
                 if g is not None:
@@ -321,7 +321,12 @@ def _pull_cases(
 ) -> Sequence[Tensor | None]:
     """Gradients of the given cases, stacked in front."""
     by = [graph.theta[i] for i in wanted]
-    masked = [_one_row_each(u, jacobian.axis(i), rows, jacobian.rows) for i, u in enumerate(cotangents)]
+    masked = [
+        u.expand(len(rows), *u.shape)
+        if jacobian.is_idle(i, u)
+        else _one_row_each(u, jacobian.axis(i), rows, jacobian.rows)
+        for i, u in enumerate(cotangents)
+    ]
     try:
         return jacobian.pull(graph, masked, by, batched=True)
     except RuntimeError:  # some backward kernel cannot be batched: one case after the other
