@@ -221,6 +221,11 @@ def root_of_the_error(z: Tensor, t: Tensor) -> Tensor:
     return (z - F.one_hot(t, 3)).abs().sqrt().mean()
 
 
+def penalised() -> object:
+    model = nn.Linear(4, 3)
+    return step(model, loss=lambda z, t: F.cross_entropy(z, t) + model.weight.square().sum())
+
+
 def square_draw(x: Tensor) -> Tensor:
     return x + 0.01 * torch.randn(len(x), len(x)).mean()
 
@@ -266,6 +271,11 @@ REFUSED = [
     Refused(
         "random draws inside the loss", "only the model's are frozen: draw in `forward`",
         lambda: step(nn.Linear(4, 3), loss=lambda z, t: F.cross_entropy(F.dropout(z), t)), RuntimeError, "draws random numbers",
+    ),
+    Refused(
+        "a loss that uses parameters, or what `forward` left in an attribute, besides the outputs",
+        "that part would have no gradient: return it from `forward`; for a penalty on weights there is `weight_decay`",
+        penalised, ValueError, r"depends on parameters \(weight\) otherwise than through the model's outputs",
     ),
     Refused(
         "a callable that adds up rows, without `reduction=\"sum\"`", "it would be taken for a mean, and its curvature be wrong",
