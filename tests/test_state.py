@@ -190,6 +190,15 @@ def test_the_state_of_another_optimizer_is_refused():
     assert identical(snapshot(optimizer), before)
 
 
+@pytest.mark.parametrize("kind", [shf.SHF, shf.HF])
+@pytest.mark.parametrize(
+    "state", [{}, {"param_groups": []}, {"weight": torch.ones(1)}], ids=["nothing", "none", "model"]
+)
+def test_what_is_no_state_of_an_optimizer_is_refused(kind, state):
+    with pytest.raises(ValueError, match=f"not saved by {kind.__name__}"):
+        kind(torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss()).load_state_dict(state)
+
+
 def test_hf_takes_no_state_without_a_damping():
     model, loss = torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss()
     auto, batch = shf.SHF(model, loss, damping="auto"), shf.HF(model, loss)
