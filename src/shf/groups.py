@@ -18,7 +18,7 @@ def check_decay(owner: str, weight_decay: Any) -> None:
 
 def make_groups(model: nn.Module, params: Parameters | None, weight_decay: float) -> list[dict[str, Any]]:
     """Parameter groups. Where none are given explicitly, weights (ndim ≥ 2) decay and the rest does not."""
-    if isinstance(params, Tensor | set | frozenset):
+    if isinstance(params, Tensor | set | frozenset | Mapping) or not isinstance(params, Iterable | None):
         raise TypeError(
             f"params is a {type(params).__name__}: expected a list of parameters, or of dicts, whose order stays the same"
         )

@@ -146,7 +146,8 @@ class Jacobian:
         if found is None:
             raise ValueError(
                 f"output number {index} of the model is shared by all rows, where one for each row is needed: return it "
-                "once per row, or use preconditioner=None, microbatch=None and noise_every=None"
+                "once per row, leave it out (forward=lambda model, inputs: ...), or use preconditioner=None, "
+                "microbatch=None and noise_every=None"
             )
         return found
 

@@ -67,6 +67,8 @@ class Loss:
     def __init__(self, function: Callable[[Any, Any], Tensor], reduction: str | None = None) -> None:
         if not callable(function):
             raise TypeError(f"loss={function!r}: expected a callable loss(outputs, targets)")
+        if isinstance(function, type):
+            raise TypeError(f"loss={function.__name__} is a class: expected one of its objects, {function.__name__}()")
         found = getattr(function, "reduction", None) or getattr(function, "keywords", {}).get(
             "reduction"
         )  # of a partial
@@ -91,7 +93,9 @@ class Loss:
         value = self.function(outputs, targets)
         if not isinstance(value, Tensor) or value.numel() != 1:
             found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
-            raise ValueError(f"loss {self.name} returned {found}: expected one number (reduction 'mean' or 'sum')")
+            raise ValueError(
+                f"loss {self.name} returned {found}: expected a tensor of one number (reduction 'mean' or 'sum')"
+            )
         return value.reshape(())
 
     def expand(self, outputs: Any, targets: Any) -> "LossExpansion":
@@ -227,7 +231,7 @@ class LossExpansion:
     def _dense_root(self, signs: Callable[[Tensor], Tensor]) -> list[Tensor]:
         """Root of L'' case by case through its dense blocks; for losses of one output that do not mix rows."""
         used = [self._leaves[i] for i in self._used]
-        if len(used) != 1 or used[0][0].numel() > _DENSE_OUTPUTS:
+        if len(used) != 1 or not used[0].ndim or used[0][0].numel() > _DENSE_OUTPUTS:
             shapes = [tuple(z.shape) for z in used]
             raise ValueError(
                 f"preconditioner='jacobi' and 'kronecker' need a root of L'', and loss {self._loss.name} on outputs "

@@ -99,7 +99,10 @@ class SHF(Optimizer):
         **options: Any,
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise TypeError(f"{type(self).__name__}(model={model!r}): expected a torch.nn.Module")
+            raise TypeError(
+                f"{type(self).__name__}(model=<{type(model).__name__}>): expected a torch.nn.Module, the model itself and "
+                "not its parameters"
+            )
         self.config = self._config_type.from_options(type(self).__name__, options)
         check_decay(type(self).__name__, weight_decay)
         if seed is not None and (not isinstance(seed, Integral) or isinstance(seed, bool)):
