@@ -168,6 +168,15 @@ class Checkpointed(nn.Module):
         return self.head(checkpoint(self.block, x.clone().requires_grad_(), use_reentrant=True))
 
 
+class Slope(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 4), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(super().forward(x).sum(), x, create_graph=True)[0].sum(1, keepdim=True)
+
+
 class Captured(nn.Linear):
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs)
@@ -297,6 +306,11 @@ REFUSED = [
     Refused(
         "`shf.hold_steady(h)` with an `h` that is then overwritten in place", "its values, and so its change, are lost",
         lambda: step(Overwritten(4, 3), structural_damping=0.1), RuntimeError, "was overwritten in place",
+    ),
+    Refused(
+        "derivatives by the inputs inside `forward`, outside of `with torch.enable_grad()`",
+        "a step evaluates the model without gradients too; with `enable_grad` they work",
+        lambda: step(nn.Sequential(Slope(), nn.Linear(1, 3))), RuntimeError, "differentiates in its forward.*enable_grad",
     ),
     Refused(
         "reentrant gradient checkpointing", "it cannot be differentiated by `autograd.grad`; use `use_reentrant=False`",
