@@ -74,6 +74,23 @@ def test_a_model_with_batch_statistics_and_a_single_row():
     assert shf.SHF(mlp(), CE, noise_every=1).step(*labelled(1)).gradient_noise is None
 
 
+class Chosen(nn.Linear):
+    """Outputs for some positions of each row, of one row more than of another."""
+
+    def forward(self, x, mask):
+        return super().forward(x[..., None])[mask]
+
+
+def test_outputs_that_are_parts_of_rows_are_refused():
+    x, _ = labelled(5)
+    mask = torch.arange(4).expand(5, 4) <= torch.tensor([0, 1, 2, 3, 1])[:, None]
+    optimizer = shf.SHF(Chosen(1, 3).double(), lambda z, t: z.square().mean(), preconditioner=None, noise_every=1)
+    with pytest.raises(
+        ValueError, match=r"noise_every: an output of shape \(12, 3\) .* which of 5 cases; .*noise_every=None"
+    ):
+        optimizer.step((x, mask))
+
+
 # --- the size -----------------------------------------------------------------------------------------------------------
 
 
