@@ -447,6 +447,26 @@ class Centred(nn.Module):
         return z - z.mean(0)
 
 
+class Scaled(nn.Module):
+    """Rows influence each other by an extreme value: two of them already show what three do."""
+
+    def __init__(self, row):
+        super().__init__()
+        self.layer, self.row = nn.Linear(FEATURES, 3).double(), row
+
+    def forward(self, x):
+        return self.layer(x / (x[:, 0] if self.row == "first" else -x[:, 0]).exp().amax())
+
+
+@pytest.mark.parametrize("row", ["first", "second"])
+def test_microbatch_where_rows_share_an_extreme_value_is_an_error(row):
+    """Fails if the model is not run on a row beside itself; whichever of the two rows has the extreme value."""
+    inputs, targets = labelled()
+    inputs[0, 0] = inputs[:, 0].max() + 1
+    with pytest.raises(ValueError, match="microbatch=5: the model has rows that influence each other"):
+        shf.SHF(Scaled(row), CE, microbatch=5).step(inputs, targets)
+
+
 def test_microbatch_where_rows_influence_each_other_is_an_error_also_after_a_single_row():
     optimizer = shf.SHF(Centred(), CE, microbatch=5)
     optimizer.step(*labelled(1))
