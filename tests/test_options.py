@@ -467,6 +467,20 @@ def test_microbatch_where_rows_share_an_extreme_value_is_an_error(row):
         shf.SHF(Scaled(row), CE, microbatch=5).step(inputs, targets)
 
 
+class Trimmed(nn.Linear):
+    """An output for each step, as many as the longest of the rows at hand has."""
+
+    def forward(self, x, lengths):
+        return super().forward(x[:, : int(lengths.max()), None]).movedim(2, 1)
+
+
+def test_microbatch_where_chunks_have_outputs_of_other_lengths_is_an_error():
+    data, lengths = labelled(), torch.tensor([1, 2, 3, 4, 2, 2, 1, 3, 1, 2, 1, 1])
+    optimizer = shf.SHF(Trimmed(1, 3).double(), CE, preconditioner=None, microbatch=4)
+    with pytest.raises(ValueError, match=r"shapes \[\(4, 3, 4\), \(4, 3, 3\), .* pad it to one length"):
+        optimizer.step((data[0], lengths), data[1][:, None].expand(-1, 4))
+
+
 def test_microbatch_where_rows_influence_each_other_is_an_error_also_after_a_single_row():
     optimizer = shf.SHF(Centred(), CE, microbatch=5)
     optimizer.step(*labelled(1))
