@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.checkpoint import checkpoint
 
@@ -177,6 +178,22 @@ class Slope(nn.Sequential):
         return torch.autograd.grad(super().forward(x).sum(), x, create_graph=True)[0].sum(1, keepdim=True)
 
 
+class SquareOnce(nn.Module):
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x.square()
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            return 2 * ctx.saved_tensors[0] * g
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.Function.apply(x)
+
+
 class Captured(nn.Linear):
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs)
@@ -311,6 +328,12 @@ REFUSED = [
         "derivatives by the inputs inside `forward`, outside of `with torch.enable_grad()`",
         "a step evaluates the model without gradients too; with `enable_grad` they work",
         lambda: step(nn.Sequential(Slope(), nn.Linear(1, 3))), RuntimeError, "differentiates in its forward.*enable_grad",
+    ),
+    Refused(
+        "a `torch.autograd.Function` whose backward pass torch cannot differentiate (`once_differentiable`, numpy inside)",
+        "its part of the curvature would be missing; write it with torch's operations",
+        lambda: step(nn.Sequential(nn.Linear(4, 4), SquareOnce(), nn.Linear(4, 3))), RuntimeError,
+        r"gradient by 0\.weight cannot be differentiated again",
     ),
     Refused(
         "reentrant gradient checkpointing", "it cannot be differentiated by `autograd.grad`; use `use_reentrant=False`",

@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from shf.batching import Batch
 from shf.exhaustion import is_out_of_memory
+from shf.jacobian import graph_nodes
 from shf.network import Network
 from shf.percase import CallAxes
 from shf.randomness import Draws, mix
@@ -267,10 +268,7 @@ def _refuse_blind_spots(network: Network, batch: Batch, seed: int) -> None:
         for handle in handles:
             handle.remove()
     own = {id(p): name for p, name in zip(network.parameters, network.names, strict=True)}
-    nodes = {z.grad_fn for z in _floating(outputs) if z.grad_fn is not None}
-    queue = list(nodes)
-    while queue:
-        node = queue.pop()
+    for node in graph_nodes(_floating(outputs)):
         if node.name() == "CheckpointFunctionBackward":
             raise RuntimeError(
                 "the model uses reentrant gradient checkpointing, which cannot be differentiated by autograd.grad; "
@@ -281,9 +279,6 @@ def _refuse_blind_spots(network: Network, batch: Batch, seed: int) -> None:
                 f"the model uses parameter {name} by a reference of its own (in a list, a closure or a plain attribute), "
                 "where a step cannot put trial values; use it through the module that holds it"
             )
-        new = {parent for parent, _ in node.next_functions if parent is not None} - nodes
-        nodes |= new
-        queue.extend(new)
 
 
 def _floating(outputs: Any) -> list[Tensor]:

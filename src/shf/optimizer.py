@@ -24,6 +24,7 @@ from shf.extras import Extras, make_extras, make_solver
 from shf.factored import FactorMemory
 from shf.groups import Parameters, check_decay, decay_weights, make_groups, members, trainable
 from shf.interruption import no_interrupts
+from shf.jacobian import Jacobian, refuse_single_derivatives
 from shf.lastsolution import LastSolution, whole_deltas
 from shf.layout import NO_ROWS, Layout, LayoutMemory
 from shf.losses import Loss
@@ -34,7 +35,7 @@ from shf.nonfinite import NonFiniteError
 from shf.objective import Objective, Settings
 from shf.participation import Participation
 from shf.preconditioner import Preconditioner
-from shf.randomness import mix
+from shf.randomness import Draws, mix
 from shf.ranks import Ranks
 from shf.remembered import refuse_other_shapes
 from shf.step import Problem, Solver, State, StepInfo, shf_step
@@ -111,7 +112,7 @@ class SHF(Optimizer):
         self.loss = Loss(loss, reduction)
         self._forward, self._select, self._count = forward, select, count
         self._layouts = LayoutMemory()
-        self._probed = False  # whether the loss was looked at
+        self._probed = False  # whether loss and second derivatives were looked at
         self._lent = False  # whether the parameters are their averages for now
         self._connection = Connection(process_group, _communication(self.config))
         self._last_solution = LastSolution()
@@ -320,13 +321,16 @@ class SHF(Optimizer):
         return self._participation(network, [batch.rows], (batch, self._find_layout(network, batch)))
 
     def _find_layout(self, network: Network, batch: Batch) -> Layout:
-        """What model and loss do with rows; the loss is looked at once."""
+        """What model and loss do with rows; the loss and the model's second derivatives are looked at once."""
         if not batch.rows:
             return NO_ROWS
         seed = self._scalars["seed"]
         layout = self._layouts.find(network, batch, seed)
         if not self._probed:
             refuse_contradictions(self.loss, network, batch, layout, seed)
+            if layout.obstacle is None:
+                few = batch.take(torch.arange(min(batch.rows, _FEW)))
+                refuse_single_derivatives(Jacobian(network, few, Draws(seed, few.rows)))
             self._probed = True
         return layout
 
@@ -439,6 +443,10 @@ class SHF(Optimizer):
             self._last_solution = last
             self.param_groups[0]["shf"] = scalars
             raise
+
+
+_FEW = 8
+"""Rows that second derivatives are looked at on."""
 
 
 @torch.no_grad()
