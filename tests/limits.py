@@ -140,10 +140,10 @@ FALLS_BACK = [
 ]  # fmt: skip
 
 WRAPPERS = (
-    "`torch.compile`, `DataParallel`, `DistributedDataParallel` around the model",
-    "the module inside, which shares its parameters with the wrapper",
+    "`torch.compile`, `DataParallel`, `DistributedDataParallel` around the model, `torch.compile` around the loss",
+    "what is inside; a module shares its parameters with the wrapper",
 )
-"""Tried in tests/test_optimizer.py and tests/test_distributed.py: what falls back there is the model, not a setting."""
+"""Tried in tests/test_optimizer.py, test_distributed.py and test_models_in_the_wild.py: what falls back there is no setting."""
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------------

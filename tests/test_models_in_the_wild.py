@@ -169,6 +169,20 @@ def test_parameters_without_a_shape():
         shf.SHF(nn.LazyLinear(3), CE)
 
 
+def smoothed(z, t):
+    return F.cross_entropy(z, t, label_smoothing=0.1)
+
+
+@pytest.mark.parametrize("loss", [CE, smoothed], ids=["module", "function"])
+def test_a_compiled_loss_is_looked_through(loss):
+    """A compiled graph cannot be differentiated twice; a module has its closed form."""
+    models = [nn.Linear(FEATURES, 3).double()]
+    models.append(copy.deepcopy(models[0]))
+    for model, given in zip(models, (loss, torch.compile(loss, backend="aot_eager")), strict=True):
+        shf.SHF(model, given, seed=0).step(*labelled())
+    assert torch.equal(models[0].weight, models[1].weight)
+
+
 def test_a_loss_that_torch_cannot_differentiate_twice_is_named():
     optimizer = shf.SHF(mlp(), nn.MultiMarginLoss())
     before = snapshot(optimizer)

@@ -67,6 +67,7 @@ class Loss:
     def __init__(self, function: Callable[[Any, Any], Tensor], reduction: str | None = None) -> None:
         if not callable(function):
             raise TypeError(f"loss={function!r}: expected a callable loss(outputs, targets)")
+        function = _uncompiled(function)
         if isinstance(function, type):
             raise TypeError(f"loss={function.__name__} is a class: expected one of its objects, {function.__name__}()")
         found = getattr(function, "reduction", None) or getattr(function, "keywords", {}).get(
@@ -101,6 +102,11 @@ class Loss:
     def expand(self, outputs: Any, targets: Any) -> "LossExpansion":
         """L and ∂L/∂z at these outputs, with the means to apply L''."""
         return LossExpansion(self, outputs, targets)
+
+
+def _uncompiled(function: Any) -> Any:
+    """The function or module inside torch.compile: a compiled graph cannot be differentiated twice."""
+    return getattr(function, "_orig_mod", None) or getattr(function, "_torchdynamo_orig_callable", function)
 
 
 class LossExpansion:
