@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -164,6 +165,14 @@ def test_a_loader_continues_where_it_was():
         first.hear(measured(noise=0.5))
         second.hear(measured(noise=0.5))
         assert first.batch_size == second.batch_size
+
+
+def test_numbers_of_numpy_do_not_reach_its_state():
+    loader = shf.GrowingLoader(labelled(40), np.int64(10), largest=np.int64(20), tolerance=np.float64(0.5))
+    assert {type(value) for value in loader.state_dict().values()} == {int, type(None)}
+    list(loader)
+    loader.hear(measured(noise=1e-3))
+    assert {type(value) for value in loader.state_dict().values()} == {int, float}
 
 
 @pytest.mark.parametrize("data", [(torch.arange(3), torch.arange(4)), (torch.empty(0),)])

@@ -94,7 +94,7 @@ class GrowingLoader:
             raise ValueError(f"data of lengths {sorted(lengths)}: expected one length, at least 1")
         self._rows = lengths.pop()
         most = max(batch_size, self._rows // 4) if largest is None else largest
-        self._size = BatchSize(min(batch_size, self._rows), min(most, self._rows), tolerance)
+        self._size = BatchSize(min(int(batch_size), self._rows), min(int(most), self._rows), float(tolerance))
         self._seed = seed
         self._epoch = 0
         self._last = 0

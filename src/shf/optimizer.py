@@ -105,7 +105,7 @@ class SHF(Optimizer):
                 "not its parameters"
             )
         self.config = self._config_type.from_options(type(self).__name__, options)
-        check_decay(type(self).__name__, weight_decay)
+        weight_decay = check_decay(type(self).__name__, weight_decay)
         if seed is not None and (not isinstance(seed, Integral) or isinstance(seed, bool)):
             raise ValueError(f"{type(self).__name__}(seed={seed!r}): must be a whole number or None")
         self.model = unwrap(model)
@@ -275,9 +275,10 @@ class SHF(Optimizer):
             raise ValueError(
                 f"parameters of shape {shapes} do not belong to the model that {type(self).__name__} was given"
             )
-        if "weight_decay" in param_group:
-            check_decay(f"{type(self).__name__}: parameter group", param_group["weight_decay"])
-        super().add_param_group({**param_group, "params": params})
+        group = {**param_group, "params": params}
+        if "weight_decay" in group:
+            group["weight_decay"] = check_decay(f"{type(self).__name__}: parameter group", group["weight_decay"])
+        super().add_param_group(group)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that continues the run: δ, λ, γ, β, epoch, seed, and what other options remember of each parameter.
