@@ -169,6 +169,15 @@ def test_parameters_without_a_shape():
         shf.SHF(nn.LazyLinear(3), CE)
 
 
+@pytest.mark.parametrize("weight", [None, torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)], ids=["plain", "weights"])
+def test_targets_may_be_bytes(weight):
+    models, (inputs, targets) = [nn.Linear(FEATURES, 3).double()], labelled()
+    models.append(copy.deepcopy(models[0]))
+    for model, given in zip(models, (targets, targets.byte()), strict=True):
+        shf.SHF(model, nn.CrossEntropyLoss(weight), seed=0).step(inputs, given)
+    assert torch.equal(models[0].weight, models[1].weight)
+
+
 def smoothed(z, t):
     return F.cross_entropy(z, t, label_smoothing=0.1)
 

@@ -228,6 +228,7 @@ class LossExpansion:
             return None
         if elementary.weight is not None and elementary.label_smoothing:
             return None  # then all classes' weights take part in a case's
+        targets = targets.long()  # of bytes, which the loss takes too, an index is a mask
         valid = targets != elementary.ignore_index
         weights = valid.to(z.dtype) if elementary.weight is None else valid * elementary.weight[targets.where(valid, 0)]
         total = weights.sum().clamp_min(torch.finfo(z.dtype).tiny)
