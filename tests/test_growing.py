@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import shf
 from helpers import labelled, mlp, normalised, valued
@@ -195,6 +195,8 @@ def test_a_list_of_samples_is_a_dataset():
     ("data", "options", "words"),
     [
         ((torch.zeros(5, 2).numpy(), torch.zeros(5)), {"batch_size": 2}, "expected a Dataset, a list of samples"),
+        (dict(zip("xt", labelled(), strict=True)), {"batch_size": 2}, r"data=dict\): expected a Dataset"),
+        (DataLoader(TensorDataset(*labelled())), {"batch_size": 2}, r"data=DataLoader\): expected a Dataset"),
         (labelled(), {"batch_size": 5.0}, r"batch_size=5.0\): must be a whole number"),
         (labelled(), {"batch_size": None}, r"batch_size=None\): must be a whole number"),
         (labelled(), {"batch_size": 5, "largest": 7.5}, r"largest=7.5\): must be a whole number"),
