@@ -242,6 +242,21 @@ class Checkpointed(nn.Module):
         return self.head(checkpoint(self.block, x, use_reentrant=False))
 
 
+class Slope(nn.Module):
+    """du/dx + u of a network u(x), as for a differential equation: `forward` differentiates by its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.u = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            u = self.u(x)
+            (slope,) = torch.autograd.grad(u.sum(), x, create_graph=True)
+        return u + slope
+
+
 class Idle(nn.Module):
     """A parameter that does not influence the output, and one only through a list."""
 
@@ -362,6 +377,7 @@ CASES = [
          vectors, CE),
     Case("RReLU", "randomness", mlp(nn.RReLU), vectors, CE),
     Case("checkpointing with dropout inside", "randomness", Checkpointed, vectors, CE),
+    Case("derivatives by the inputs inside forward", "sharing", Slope, pair(real(4), real(4)), MSE, layers=False),
     Case("tied weights", "sharing", Tied, pair(real(4), real(4)), MSE, layers=False),
     Case("a layer used twice", "sharing", TwiceUsed, vectors, CE),
     Case("no influence, ParameterList", "sharing", Idle, vectors, CE, layers=False),

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.checkpoint import checkpoint
 
@@ -139,10 +140,10 @@ FALLS_BACK = [
 ]  # fmt: skip
 
 WRAPPERS = (
-    "`torch.compile`, `DataParallel`, `DistributedDataParallel` around the model",
-    "the module inside, which shares its parameters with the wrapper",
+    "`torch.compile`, `DataParallel`, `DistributedDataParallel` around the model, `torch.compile` around the loss",
+    "what is inside; a module shares its parameters with the wrapper",
 )
-"""Tried in tests/test_optimizer.py and tests/test_distributed.py: what falls back there is the model, not a setting."""
+"""Tried in tests/test_optimizer.py, test_distributed.py and test_models_in_the_wild.py: what falls back there is no setting."""
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------------
@@ -166,6 +167,31 @@ class Checkpointed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(checkpoint(self.block, x.clone().requires_grad_(), use_reentrant=True))
+
+
+class Slope(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 4), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(super().forward(x).sum(), x, create_graph=True)[0].sum(1, keepdim=True)
+
+
+class SquareOnce(nn.Module):
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x.square()
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            return 2 * ctx.saved_tensors[0] * g
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.Function.apply(x)
 
 
 class Captured(nn.Linear):
@@ -221,6 +247,11 @@ def root_of_the_error(z: Tensor, t: Tensor) -> Tensor:
     return (z - F.one_hot(t, 3)).abs().sqrt().mean()
 
 
+def penalised() -> object:
+    model = nn.Linear(4, 3)
+    return step(model, loss=lambda z, t: F.cross_entropy(z, t) + model.weight.square().sum())
+
+
 def square_draw(x: Tensor) -> Tensor:
     return x + 0.01 * torch.randn(len(x), len(x)).mean()
 
@@ -268,6 +299,11 @@ REFUSED = [
         lambda: step(nn.Linear(4, 3), loss=lambda z, t: F.cross_entropy(F.dropout(z), t)), RuntimeError, "draws random numbers",
     ),
     Refused(
+        "a loss that uses parameters, or what `forward` left in an attribute, besides the outputs",
+        "that part would have no gradient: return it from `forward`; for a penalty on weights there is `weight_decay`",
+        penalised, ValueError, r"depends on parameters \(weight\) otherwise than through the model's outputs",
+    ),
+    Refused(
         "a callable that adds up rows, without `reduction=\"sum\"`", "it would be taken for a mean, and its curvature be wrong",
         lambda: step(nn.Linear(4, 3), loss=lambda z, t: F.cross_entropy(z, t, reduction="sum")), ValueError, "give reduction='sum'",
     ),
@@ -287,6 +323,17 @@ REFUSED = [
     Refused(
         "`shf.hold_steady(h)` with an `h` that is then overwritten in place", "its values, and so its change, are lost",
         lambda: step(Overwritten(4, 3), structural_damping=0.1), RuntimeError, "was overwritten in place",
+    ),
+    Refused(
+        "derivatives by the inputs inside `forward`, outside of `with torch.enable_grad()`",
+        "a step evaluates the model without gradients too; with `enable_grad` they work",
+        lambda: step(nn.Sequential(Slope(), nn.Linear(1, 3))), RuntimeError, "differentiates in its forward.*enable_grad",
+    ),
+    Refused(
+        "a `torch.autograd.Function` whose backward pass torch cannot differentiate (`once_differentiable`, numpy inside)",
+        "its part of the curvature would be missing; write it with torch's operations",
+        lambda: step(nn.Sequential(nn.Linear(4, 4), SquareOnce(), nn.Linear(4, 3))), RuntimeError,
+        r"gradient by 0\.weight cannot be differentiated again",
     ),
     Refused(
         "reentrant gradient checkpointing", "it cannot be differentiated by `autograd.grad`; use `use_reentrant=False`",

@@ -166,8 +166,8 @@ def nan(outputs, targets):
 @pytest.mark.parametrize(
     ("loss", "says"),
     [
-        (to_a_row, r"loss to_a_row returned a tensor of shape \(12,\): expected one number"),
-        (to_a_number, "loss to_a_number returned 1.0: expected one number"),
+        (to_a_row, r"loss to_a_row returned a tensor of shape \(12,\): expected a tensor of one number"),
+        (to_a_number, "loss to_a_number returned 1.0: expected a tensor of one number"),
         (constant, "loss constant does not depend on the model's outputs"),
         (detached, "loss detached does not depend on the model's outputs"),
         (nan, "loss nan is nan at the present parameters, before the step .inputs, targets and parameters are finite"),
@@ -182,7 +182,7 @@ def test_losses(loss, says, curvature_batch):
 def test_a_loss_of_other_tensors_than_the_outputs():
     model = mlp()
     optimizer = shf.SHF(model, lambda outputs, targets: model[0].weight.square().sum())
-    assert_refused(optimizer, (x, v), ValueError, "does not depend on the model's outputs")
+    assert_refused(optimizer, (x, v), ValueError, "depends on parameters .0.weight. otherwise than through")
 
 
 @pytest.mark.parametrize(
@@ -198,6 +198,7 @@ def test_a_loss_of_other_tensors_than_the_outputs():
         (CE, {"reduction": "sum"}, ValueError, "reduction='sum' contradicts the loss object's own reduction='mean'"),
         (None, {}, TypeError, r"loss=None: expected a callable loss\(outputs, targets\)"),
         ("mse", {}, TypeError, "loss='mse': expected a callable"),
+        (nn.MSELoss, {}, TypeError, r"loss=MSELoss is a class: expected one of its objects, MSELoss\(\)"),
     ],
 )
 def test_losses_that_cannot_be_used_at_all(loss, options, error, says):
@@ -292,6 +293,8 @@ def test_models_without_trainable_parameters():
         ([("0.weight", mlp()[0].weight, 1)], r"expected parameters or dicts of them, got \['tuple'\]"),
         (set(mlp().parameters()), "params is a set: expected a list of parameters"),
         (mlp()[0].weight, "params is a Parameter: expected a list of parameters"),
+        ({"params": list(mlp().parameters())}, "params is a dict: expected a list of parameters, or of dicts"),
+        (0.01, "params is a float: expected a list of parameters"),
     ],
 )
 def test_params_that_are_none(params, says):
@@ -312,6 +315,30 @@ class Words(nn.Module):
 
 def test_outputs_without_tensors():
     assert_refused(shf.SHF(Words(), CE), (x, t), ValueError, "output holds no floating-point tensor")
+
+
+class ReturnsLoss(nn.Linear):
+    """One number for the whole batch, as models that are given their labels return it."""
+
+    def forward(self, x, labels):
+        return nn.functional.cross_entropy(super().forward(x), labels)
+
+
+@pytest.mark.filterwarnings("ignore:loss itself has no curvature")
+@pytest.mark.parametrize(
+    ("preconditioner", "says"),
+    [
+        ("empirical-fisher", r"output number 0 of the model is shared by all rows.* leave it out \(forward="),
+        ("jacobi", r"loss itself on outputs \[\(\)\] has no closed form"),
+        ("kronecker", r"loss itself on outputs \[\(\)\] has no closed form"),
+    ],
+)
+def test_outputs_without_rows(preconditioner, says):
+    def itself(outputs, targets):
+        return outputs
+
+    model = ReturnsLoss(FEATURES, CLASSES, dtype=torch.float64)
+    assert_refused(shf.SHF(model, itself, preconditioner=preconditioner), ((x, t), None), ValueError, says)
 
 
 def test_batch_statistics_with_microbatch():

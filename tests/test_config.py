@@ -310,6 +310,12 @@ def test_the_model_must_be_a_module(kind):
         kind(torch.relu, nn.CrossEntropyLoss())
 
 
+@pytest.mark.parametrize(("take", "type_"), [(iter, "generator"), (list, "list")])
+def test_parameters_in_the_models_place_are_named_not_printed(take, type_):
+    with pytest.raises(TypeError, match=rf"^SHF\(model=<{type_}>\): expected .* not its parameters$"):
+        shf.SHF(take(mlp().parameters()), nn.CrossEntropyLoss())
+
+
 def test_numbers_of_numpy_are_numbers():
     config = shf.SHF(
         mlp(), nn.CrossEntropyLoss(), cg_iterations=np.int64(4), damping=np.float32(0.5), seed=np.int64(7)

@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import shf
 from helpers import labelled, mlp, normalised, valued
@@ -72,6 +73,23 @@ def test_it_is_measured_when_asked_for():
 def test_a_model_with_batch_statistics_and_a_single_row():
     assert noise(normalised(), labelled()) > 0
     assert shf.SHF(mlp(), CE, noise_every=1).step(*labelled(1)).gradient_noise is None
+
+
+class Chosen(nn.Linear):
+    """Outputs for some positions of each row, of one row more than of another."""
+
+    def forward(self, x, mask):
+        return super().forward(x[..., None])[mask]
+
+
+def test_outputs_that_are_parts_of_rows_are_refused():
+    x, _ = labelled(5)
+    mask = torch.arange(4).expand(5, 4) <= torch.tensor([0, 1, 2, 3, 1])[:, None]
+    optimizer = shf.SHF(Chosen(1, 3).double(), lambda z, t: z.square().mean(), preconditioner=None, noise_every=1)
+    with pytest.raises(
+        ValueError, match=r"noise_every: an output of shape \(12, 3\) .* which of 5 cases; .*noise_every=None"
+    ):
+        optimizer.step((x, mask))
 
 
 # --- the size -----------------------------------------------------------------------------------------------------------
@@ -149,6 +167,14 @@ def test_a_loader_continues_where_it_was():
         assert first.batch_size == second.batch_size
 
 
+def test_numbers_of_numpy_do_not_reach_its_state():
+    loader = shf.GrowingLoader(labelled(40), np.int64(10), largest=np.int64(20), tolerance=np.float64(0.5))
+    assert {type(value) for value in loader.state_dict().values()} == {int, type(None)}
+    list(loader)
+    loader.hear(measured(noise=1e-3))
+    assert {type(value) for value in loader.state_dict().values()} == {int, float}
+
+
 @pytest.mark.parametrize("data", [(torch.arange(3), torch.arange(4)), (torch.empty(0),)])
 def test_data_without_a_common_length_are_refused(data):
     with pytest.raises(ValueError, match="expected one length"):
@@ -169,6 +195,8 @@ def test_a_list_of_samples_is_a_dataset():
     ("data", "options", "words"),
     [
         ((torch.zeros(5, 2).numpy(), torch.zeros(5)), {"batch_size": 2}, "expected a Dataset, a list of samples"),
+        (dict(zip("xt", labelled(), strict=True)), {"batch_size": 2}, r"data=dict\): expected a Dataset"),
+        (DataLoader(TensorDataset(*labelled())), {"batch_size": 2}, r"data=DataLoader\): expected a Dataset"),
         (labelled(), {"batch_size": 5.0}, r"batch_size=5.0\): must be a whole number"),
         (labelled(), {"batch_size": None}, r"batch_size=None\): must be a whole number"),
         (labelled(), {"batch_size": 5, "largest": 7.5}, r"largest=7.5\): must be a whole number"),

@@ -122,6 +122,43 @@ def test_a_curved_one_gets_none(loss):
         assert shf.SHF(mlp(), loss).step(*valued()).accepted
 
 
+class Kept(nn.Sequential):
+    """Leaves the hidden layer's values in an attribute, as auxiliary losses are often passed on."""
+
+    def forward(self, x):
+        self.hidden = self[0](x)
+        return self[2](self[1](self.hidden))
+
+
+@pytest.mark.parametrize(
+    ("penalty", "name"),
+    [
+        (lambda model: model[2].weight.square().sum(), "2.weight"),
+        (lambda model: model.hidden.square().mean(), "0.weight"),
+    ],
+    ids=["on weights", "on an attribute"],
+)
+@pytest.mark.parametrize("options", [{}, {"curvature_batch": 5}, dict(shf.presets.fast)], ids=["paper", "some", "fast"])
+def test_a_loss_that_sees_parameters_past_the_outputs_is_refused(penalty, name, options):
+    """Its value would count, and its gradient would not."""
+    model = Kept(*mlp())
+    optimizer = shf.SHF(model, lambda z, t: F.cross_entropy(z, t) + penalty(model), seed=0, **options)
+    before = snapshot(optimizer)
+    with pytest.raises(ValueError, match=rf"parameters \({name}\) otherwise than .* return what it needs from forward"):
+        optimizer.step(*BATCH)
+    assert identical(snapshot(optimizer), before)
+
+
+def test_tensors_that_require_grad_and_are_not_trained_may_take_part():
+    """A teacher, a detached penalty, targets that another network has made."""
+    model, teacher = Kept(*mlp()), mlp()
+
+    def loss(z, t):
+        return F.mse_loss(z, t) + F.mse_loss(z, teacher(BATCH[0][: len(z)])) + model.hidden.detach().square().mean()
+
+    assert shf.SHF(model, loss, preconditioner=None).step(BATCH[0], mlp()(BATCH[0])).accepted
+
+
 def test_batchmean_is_a_mean_over_rows():
     loss = nn.KLDivLoss(reduction="batchmean", log_target=False)
     targets = torch.softmax(valued()[1], 1)

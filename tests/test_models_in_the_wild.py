@@ -220,6 +220,29 @@ def test_parameters_without_a_shape():
         shf.SHF(nn.LazyLinear(3), CE)
 
 
+@pytest.mark.parametrize("weight", [None, torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)], ids=["plain", "weights"])
+def test_targets_may_be_bytes(weight):
+    models, (inputs, targets) = [nn.Linear(FEATURES, 3).double()], labelled()
+    models.append(copy.deepcopy(models[0]))
+    for model, given in zip(models, (targets, targets.byte()), strict=True):
+        shf.SHF(model, nn.CrossEntropyLoss(weight), seed=0).step(inputs, given)
+    assert torch.equal(models[0].weight, models[1].weight)
+
+
+def smoothed(z, t):
+    return F.cross_entropy(z, t, label_smoothing=0.1)
+
+
+@pytest.mark.parametrize("loss", [CE, smoothed], ids=["module", "function"])
+def test_a_compiled_loss_is_looked_through(loss):
+    """A compiled graph cannot be differentiated twice; a module has its closed form."""
+    models = [nn.Linear(FEATURES, 3).double()]
+    models.append(copy.deepcopy(models[0]))
+    for model, given in zip(models, (loss, torch.compile(loss, backend="aot_eager")), strict=True):
+        shf.SHF(model, given, seed=0).step(*labelled())
+    assert torch.equal(models[0].weight, models[1].weight)
+
+
 def test_a_loss_that_torch_cannot_differentiate_twice_is_named():
     optimizer = shf.SHF(mlp(), nn.MultiMarginLoss())
     before = snapshot(optimizer)

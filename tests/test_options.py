@@ -447,6 +447,40 @@ class Centred(nn.Module):
         return z - z.mean(0)
 
 
+class Scaled(nn.Module):
+    """Rows influence each other by an extreme value: two of them already show what three do."""
+
+    def __init__(self, row):
+        super().__init__()
+        self.layer, self.row = nn.Linear(FEATURES, 3).double(), row
+
+    def forward(self, x):
+        return self.layer(x / (x[:, 0] if self.row == "first" else -x[:, 0]).exp().amax())
+
+
+@pytest.mark.parametrize("row", ["first", "second"])
+def test_microbatch_where_rows_share_an_extreme_value_is_an_error(row):
+    """Fails if the model is not run on a row beside itself; whichever of the two rows has the extreme value."""
+    inputs, targets = labelled()
+    inputs[0, 0] = inputs[:, 0].max() + 1
+    with pytest.raises(ValueError, match="microbatch=5: the model has rows that influence each other"):
+        shf.SHF(Scaled(row), CE, microbatch=5).step(inputs, targets)
+
+
+class Trimmed(nn.Linear):
+    """An output for each step, as many as the longest of the rows at hand has."""
+
+    def forward(self, x, lengths):
+        return super().forward(x[:, : int(lengths.max()), None]).movedim(2, 1)
+
+
+def test_microbatch_where_chunks_have_outputs_of_other_lengths_is_an_error():
+    data, lengths = labelled(), torch.tensor([1, 2, 3, 4, 2, 2, 1, 3, 1, 2, 1, 1])
+    optimizer = shf.SHF(Trimmed(1, 3).double(), CE, preconditioner=None, microbatch=4)
+    with pytest.raises(ValueError, match=r"shapes \[\(4, 3, 4\), \(4, 3, 3\), .* pad it to one length"):
+        optimizer.step((data[0], lengths), data[1][:, None].expand(-1, 4))
+
+
 def test_microbatch_where_rows_influence_each_other_is_an_error_also_after_a_single_row():
     optimizer = shf.SHF(Centred(), CE, microbatch=5)
     optimizer.step(*labelled(1))

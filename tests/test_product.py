@@ -45,6 +45,37 @@ def test_the_model_is_called_as_it_is_said():
     assert_close(matrix(doubled, size(model)), matrix(expected, size(model)))
 
 
+class Looked(torch.autograd.Function):
+    """x², with a backward pass that leaves torch."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.square()
+
+    @staticmethod
+    def backward(ctx, g):
+        return torch.tensor((2 * ctx.saved_tensors[0] * g).tolist(), dtype=g.dtype)
+
+
+@pytest.mark.parametrize("beside", [0.0, 1.0], ids=["alone", "beside a connection"])
+def test_a_gradient_that_cannot_be_differentiated_is_refused(beside):
+    """Its part of J would silently be missing, and J'L''J not even be symmetric."""
+    model = mlp()
+
+    def forward(model, x):
+        h = model[0](x)
+        return model[2](Looked.apply(h) + beside * h)
+
+    with pytest.raises(RuntimeError, match=r"gradient by 0\.weight cannot be differentiated again"):
+        shf.gauss_newton_product(model, CE, *labelled(), forward=forward)
+    last = list(model[-1].parameters())
+    product = shf.gauss_newton_product(model, CE, *labelled(), forward=forward, params=last)
+    found = matrix(product, sum(p.numel() for p in last))
+    assert_close(found, found.T)
+    assert found.any()
+
+
 def test_buffers_gradients_and_the_global_generator_are_left_alone():
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3)).double()
     before = {name: value.clone() for name, value in model.state_dict().items()}

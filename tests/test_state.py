@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -69,6 +70,22 @@ def test_state_is_plain_data():
         for key, value in group.items()
         for v in (value.values() if isinstance(value, dict) else value if key == "params" else [value])
     )
+
+
+@pytest.mark.parametrize("number", [np.float64, np.float32])
+def test_numbers_of_numpy_do_not_reach_the_state(number):
+    """As a search over settings gives them: `torch.load(weights_only=True)` would refuse them."""
+    values = {"damping": 2.0, "damping_factor": 0.9, "update_decay": 0.9, "cg_decay": 0.5, "cg_decay_growth": 1.3}
+    options = {name: number(value) for name, value in {**values, "cg_decay_max": 0.6, "weight_decay": 0.01}.items()}
+    optimizer = make("dropout", torch.float32, **options, cg_iterations=np.int64(2), seed=np.int64(3))
+    unfrozen = nn.Parameter(torch.zeros(2))
+    optimizer.model.extra = unfrozen
+    optimizer.add_param_group({"params": unfrozen, "weight_decay": number(0.1)})
+    advance(optimizer, 0, 5)
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    assert identical(torch.load(file, weights_only=True), optimizer.state_dict())
 
 
 def test_delta_is_kept_per_parameter_and_everything_else_in_the_first_group():
@@ -191,8 +208,10 @@ def test_the_state_of_another_optimizer_is_refused():
 
 
 @pytest.mark.parametrize("kind", [shf.SHF, shf.HF])
-@pytest.mark.parametrize("state", [{}, {"state": {}, "param_groups": []}])
-def test_what_is_no_state_at_all_is_refused(kind, state):
+@pytest.mark.parametrize(
+    "state", [{}, {"param_groups": []}, {"weight": torch.ones(1)}], ids=["nothing", "none", "model"]
+)
+def test_what_is_no_state_of_an_optimizer_is_refused(kind, state):
     with pytest.raises(ValueError, match=f"not saved by {kind.__name__}"):
         kind(torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss()).load_state_dict(state)
 

@@ -163,7 +163,14 @@ class Config:
         unknown = sorted(set(options) - set(cls.names()))
         if unknown:
             raise TypeError(f"{owner}() has no option {unknown[0]!r}; options are: {', '.join(cls.names())}")
-        return cls(**options)
+        return cls(**{name: _plain(value) for name, value in options.items()})
+
+
+def _plain(value: Any) -> Any:
+    """Numbers as Python's own: numpy's would go into the optimizer's state, which must load with weights_only=True."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from shf.batching import Batch
 from shf.cg import LinearMap
-from shf.jacobian import Jacobian
+from shf.jacobian import Jacobian, refuse_single_derivatives
 from shf.losses import HessianMap, Loss
 from shf.network import Forward, Network, call_model, twice_differentiable_kernels, unwrap
 from shf.randomness import Draws, preserved_global_state
@@ -114,6 +114,7 @@ def gauss_newton_product(
         twice_differentiable_kernels(network.device),
     ):
         jacobian = Jacobian(network, batch, Draws(seed, batch.rows))
+        refuse_single_derivatives(jacobian)
         hessian = Loss(loss).expand(jacobian.outputs, targets).hessian()
 
     def product(vector: Tensor) -> Tensor:

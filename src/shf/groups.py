@@ -1,6 +1,7 @@
 """Parameter groups: which parameters are trained, and with what weight decay."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -10,15 +11,17 @@ from torch.nn.parameter import UninitializedParameter
 Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
 
 
-def check_decay(owner: str, weight_decay: Any) -> None:
-    number = isinstance(weight_decay, int | float) and not isinstance(weight_decay, bool)
+def check_decay(owner: str, weight_decay: Any) -> float:
+    """The weight decay as Python's own number, whichever kind it was given as; refused if it is out of range."""
+    number = isinstance(weight_decay, Real) and not isinstance(weight_decay, bool)
     if not number or not 0 <= weight_decay < float("inf"):
         raise ValueError(f"{owner}(weight_decay={weight_decay!r}): must be a number at least 0")
+    return float(weight_decay)
 
 
 def make_groups(model: nn.Module, params: Parameters | None, weight_decay: float) -> list[dict[str, Any]]:
     """Parameter groups. Where none are given explicitly, weights (ndim ≥ 2) decay and the rest does not."""
-    if isinstance(params, Tensor | set | frozenset):
+    if isinstance(params, Tensor | set | frozenset | Mapping) or not isinstance(params, Iterable | None):
         raise TypeError(
             f"params is a {type(params).__name__}: expected a list of parameters, or of dicts, whose order stays the same"
         )

@@ -5,7 +5,7 @@ it is not, |S| = tr Σ / (θ² ‖∇f_S‖²) would be. Early on gradients are 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
@@ -94,7 +94,7 @@ class GrowingLoader:
             raise ValueError(f"data of lengths {sorted(lengths)}: expected one length, at least 1")
         self._rows = lengths.pop()
         most = max(batch_size, self._rows // 4) if largest is None else largest
-        self._size = BatchSize(min(batch_size, self._rows), min(most, self._rows), tolerance)
+        self._size = BatchSize(min(int(batch_size), self._rows), min(int(most), self._rows), float(tolerance))
         self._seed = seed
         self._epoch = 0
         self._last = 0
@@ -141,11 +141,11 @@ class GrowingLoader:
 
 def _as_tensors(data: Any) -> tuple[Tensor, ...] | None:
     """Tensors that have rows in common; None for a dataset, which a list of samples is too."""
-    if not isinstance(data, list | tuple):
-        return None
-    if data and all(isinstance(t, Tensor) for t in data):
+    if isinstance(data, list | tuple) and data and all(isinstance(t, Tensor) for t in data):
         return tuple(data)
-    if isinstance(data, list):
+    if hasattr(data, "__getitem__") and not isinstance(data, tuple | Mapping):
         return None
-    found = ", ".join(sorted({type(t).__name__ for t in data}))
-    raise TypeError(f"GrowingLoader(data=({found})): expected a Dataset, a list of samples, or a tuple of tensors")
+    found = (
+        f"({', '.join(sorted({type(t).__name__ for t in data}))})" if isinstance(data, tuple) else type(data).__name__
+    )
+    raise TypeError(f"GrowingLoader(data={found}): expected a Dataset, a list of samples, or a tuple of tensors")

@@ -62,7 +62,7 @@ class HF(SHF):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As SHF's; of a state of SHF's own, λ must have been chosen."""
-        first, *_ = state_dict.get("param_groups") or [{}]
+        first = (state_dict.get("param_groups") or [{}])[0]
         if math.isnan(first.get("shf", {}).get("damping", 0.0)):
             raise ValueError(
                 "the state is of SHF(damping='auto') before its first step: its λ is not known, and HF does not choose it"

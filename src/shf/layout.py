@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from shf.batching import Batch
 from shf.exhaustion import is_out_of_memory
+from shf.jacobian import graph_nodes
 from shf.network import Network
 from shf.percase import CallAxes
 from shf.randomness import Draws, mix
@@ -25,6 +26,8 @@ REFUSALS = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)
 """What models and losses raise that cannot do with a few rows."""
 _TWO = torch.tensor([0, 1])
 """The first two of the three rows that a model is run on."""
+_TWINS = (torch.tensor([0, 0]), torch.tensor([1, 1]))
+"""Each of them beside itself."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def _switches(module: nn.Module) -> tuple[object, ...]:
 
 @torch.no_grad()
 def find_layout(network: Network, batch: Batch, seed: int) -> Layout:
-    """Runs the model on rows (i, j, i) and on rows (i, j), with the same frozen draws, and compares.
+    """Runs the model on rows (i, j, i), (i, j), (i, i) and (j, j), with the same frozen draws, and compares.
 
     Raises:
         RuntimeError: if the model gives different outputs for the same inputs, parameters and draws, hides its parameters
@@ -164,14 +167,27 @@ def _attempt(network: Network, three: Batch, two: Batch, seed: int, *, minor: bo
         _same(z2, z3 if axis is None else axis.take(z3, _TWO))
         for z3, z2, axis in zip(whole, part, outputs, strict=True)
     )
+    conclusive = all(bool(z.isfinite().all()) for z in whole)
+    if separable and conclusive:
+        separable = all(_alone(network, three, draws, rows, whole, outputs) for rows in _TWINS)
     draw_axes = [draws.found.get(k) for k in range(len(draws.drawn))]
     if uneven and any(axis is not None and axis.fold > 1 for axis in draw_axes):
         raise AmbiguousRowsError("it draws numbers for parts of rows that differ in size: whose are whose is unknown")
     if uneven and any(axis is not None and axis.fold > 1 for axis in outputs):
         raise AmbiguousRowsError("its outputs are parts of rows that differ in size; pad them to (rows, …)")
     calls = {} if uneven else _call_axes(many, few)
-    conclusive = all(bool(z.isfinite().all()) for z in whole)
     return Layout(outputs, draw_axes, calls, separable, conclusive=conclusive)
+
+
+def _alone(
+    network: Network, three: Batch, draws: Draws, rows: Tensor, whole: Sequence[Tensor], axes: Sequence[RowAxis | None]
+) -> bool:
+    """Whether a row beside itself has the outputs that it has beside the other: what the two have in common in both (their
+    maximum, say, or the longer one's padding) hides between (i, j, i) and (i, j). Other shapes say nothing here."""
+    with draws.over(rows):
+        twins = _floating(network([p.detach() for p in network.parameters], three.take_inputs(rows)))
+    expected = [z if axis is None else axis.take(z, rows) for z, axis in zip(whole, axes, strict=True)]
+    return all(z.shape != e.shape or _same(z, e) for z, e in zip(twins, expected, strict=True))
 
 
 def _output_axis(three: Tensor, two: Tensor) -> RowAxis | None:
@@ -252,10 +268,7 @@ def _refuse_blind_spots(network: Network, batch: Batch, seed: int) -> None:
         for handle in handles:
             handle.remove()
     own = {id(p): name for p, name in zip(network.parameters, network.names, strict=True)}
-    nodes = {z.grad_fn for z in _floating(outputs) if z.grad_fn is not None}
-    queue = list(nodes)
-    while queue:
-        node = queue.pop()
+    for node in graph_nodes(_floating(outputs)):
         if node.name() == "CheckpointFunctionBackward":
             raise RuntimeError(
                 "the model uses reentrant gradient checkpointing, which cannot be differentiated by autograd.grad; "
@@ -266,9 +279,6 @@ def _refuse_blind_spots(network: Network, batch: Batch, seed: int) -> None:
                 f"the model uses parameter {name} by a reference of its own (in a list, a closure or a plain attribute), "
                 "where a step cannot put trial values; use it through the module that holds it"
             )
-        new = {parent for parent, _ in node.next_functions if parent is not None} - nodes
-        nodes |= new
-        queue.extend(new)
 
 
 def _floating(outputs: Any) -> list[Tensor]:

@@ -69,6 +69,9 @@ class Loss:
     def __init__(self, function: Callable[[Any, Any], Tensor], reduction: str | None = None) -> None:
         if not callable(function):
             raise TypeError(f"loss={function!r}: expected a callable loss(outputs, targets)")
+        function = _uncompiled(function)
+        if isinstance(function, type):
+            raise TypeError(f"loss={function.__name__} is a class: expected one of its objects, {function.__name__}()")
         found = getattr(function, "reduction", None) or getattr(function, "keywords", {}).get(
             "reduction"
         )  # of a partial
@@ -93,12 +96,19 @@ class Loss:
         value = self.function(outputs, targets)
         if not isinstance(value, Tensor) or value.numel() != 1:
             found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
-            raise ValueError(f"loss {self.name} returned {found}: expected one number (reduction 'mean' or 'sum')")
+            raise ValueError(
+                f"loss {self.name} returned {found}: expected a tensor of one number (reduction 'mean' or 'sum')"
+            )
         return value.reshape(())
 
     def expand(self, outputs: Any, targets: Any) -> "LossExpansion":
         """L and ∂L/∂z at these outputs, with the means to apply L''."""
         return LossExpansion(self, outputs, targets)
+
+
+def _uncompiled(function: Any) -> Any:
+    """The function or module inside torch.compile: a compiled graph cannot be differentiated twice."""
+    return getattr(function, "_orig_mod", None) or getattr(function, "_torchdynamo_orig_callable", function)
 
 
 class LossExpansion:
@@ -220,6 +230,7 @@ class LossExpansion:
             return None
         if elementary.weight is not None and elementary.label_smoothing:
             return None  # then all classes' weights take part in a case's
+        targets = targets.long()  # of bytes, which the loss takes too, an index is a mask
         valid = targets != elementary.ignore_index
         weights = valid.to(z.dtype) if elementary.weight is None else valid * elementary.weight[targets.where(valid, 0)]
         total = weights.sum().clamp_min(torch.finfo(z.dtype).tiny)
@@ -229,7 +240,7 @@ class LossExpansion:
     def _dense_root(self, signs: Signs) -> list[Tensor]:
         """Root of L'' case by case through its dense blocks; for losses of one output that do not mix rows."""
         used = [self._leaves[i] for i in self._used]
-        if len(used) != 1 or used[0][0].numel() > _DENSE_OUTPUTS:
+        if len(used) != 1 or not used[0].ndim or used[0][0].numel() > _DENSE_OUTPUTS:
             shapes = [tuple(z.shape) for z in used]
             raise ValueError(
                 f"preconditioner='jacobi' and 'kronecker' need a root of L'', and loss {self._loss.name} on outputs "

@@ -1,9 +1,11 @@
 """What a loss does with the rows of a batch, found by calling it on one of them and on that one twice."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from shf.batching import Batch
 from shf.exhaustion import is_out_of_memory
@@ -28,13 +30,16 @@ def refuse_contradictions(loss: Loss, network: Network, batch: Batch, layout: La
 
     Raises:
         RuntimeError: if it gives different numbers for the same outputs and targets.
-        ValueError: if it adds up rows and is taken for a mean over them, or the other way round.
+        ValueError: if it adds up rows and is taken for a mean over them, or the other way round; or if it depends on the
+            parameters otherwise than through the outputs.
     """
     if layout.obstacle is not None:
         return
     few = batch.take(torch.tensor([0, min(1, batch.rows - 1)]))
-    with Draws(seed, 2).over():
-        outputs = network([p.detach() for p in network.parameters], few.inputs)
+    values = network.leaves()
+    with torch.enable_grad(), Draws(seed, 2).over():
+        outputs = map_leaves(Tensor.detach, network(values, few.inputs))
+    _refuse_other_ways(loss, network, values, outputs, few.targets)
     once, again = (_value(loss, outputs, few.targets) for _ in range(2))
     if not math.isnan(once) and not math.isnan(again) and once != again:
         raise RuntimeError(
@@ -62,6 +67,28 @@ def refuse_contradictions(loss: Loss, network: Network, batch: Batch, layout: La
         raise ValueError(
             f"loss {loss.name} {does} the rows of a batch (one row: {one:.6g}, the same row twice: {two:.6g}) but is taken "
             f"for a {loss.reduction.value} over them: give reduction={right!r}"
+        )
+
+
+def _refuse_other_ways(loss: Loss, network: Network, values: Sequence[Tensor], outputs: Any, targets: Any) -> None:
+    """Refuses a loss that sees the parameters past the outputs: a penalty on weights, or on what `forward` left in an
+    attribute. ∂L/∂z knows nothing of it, so that it would count in f and have no gradient."""
+    with torch.enable_grad():
+        try:
+            total = loss(outputs, targets)
+        except REFUSALS as error:
+            if is_out_of_memory(error):
+                raise
+            return
+    if not total.requires_grad:
+        return
+    found = torch.autograd.grad(total, [*values, *network.parameters], allow_unused=True)
+    names = [name for name, g in zip([*network.names, *network.names], found, strict=True) if g is not None]
+    if names:
+        raise ValueError(
+            f"loss {loss.name} depends on parameters ({names[0]}) otherwise than through the model's outputs: a step "
+            "differentiates through them alone, and this part would have no gradient; return what it needs from forward, "
+            "one for each row, and for a penalty on weights give weight_decay"
         )
 
 

@@ -134,10 +134,18 @@ class Network:
         buffers = self.buffers() if buffers is None else buffers
         replaced = {key: value for keys, value in zip(self._keys, values, strict=True) for key in keys}
         replaced |= {key: buffers[keys[0]] for _, keys in self._buffers for key in keys}
-        with plain_gradients(self.model):
-            outputs = functional_call(
-                self._bound, replaced, (inputs,), tie_weights=False
-            )  # all names are there: faster
+        try:
+            with plain_gradients(self.model):
+                outputs = functional_call(
+                    self._bound, replaced, (inputs,), tie_weights=False
+                )  # all names are there: faster
+        except RuntimeError as error:
+            if torch.is_grad_enabled() or "does not require grad" not in str(error):
+                raise
+            raise RuntimeError(
+                "the model differentiates in its forward, and a step evaluates it without gradients too: put "
+                "`with torch.enable_grad():` around what is differentiated there"
+            ) from error
         buffers.update({key: replaced[key] for key in buffers})
         return outputs
 

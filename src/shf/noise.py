@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from shf.jacobian import Jacobian
+from shf.rows import RowAxis
 
 
 def half_difference(jacobian: Jacobian, cotangents: Sequence[Tensor], gradient: Tensor) -> Tensor:
@@ -25,7 +26,16 @@ def half_difference(jacobian: Jacobian, cotangents: Sequence[Tensor], gradient: 
         return torch.zeros_like(gradient)
     per_row = (torch.arange(jacobian.rows) < first).to(gradient)
     masked = [
-        u if jacobian.is_idle(i, u) else u * jacobian.axis(i).factor(per_row, u.ndim) for i, u in enumerate(cotangents)
+        u if jacobian.is_idle(i, u) else _first_half(u, jacobian.axis(i), per_row) for i, u in enumerate(cotangents)
     ]
     a = math.sqrt((jacobian.rows - first) / first)
     return jacobian.vjp(masked).mul_(a + 1 / a).sub_(gradient, alpha=1 / a)
+
+
+def _first_half(u: Tensor, axis: RowAxis, per_row: Tensor) -> Tensor:
+    if u.ndim <= axis.axis or u.shape[axis.axis] != len(per_row) * axis.fold:
+        raise ValueError(
+            f"noise_every: an output of shape {tuple(u.shape)} does not say which entries belong to which of {len(per_row)} "
+            "cases; return outputs with the rows along axis 0 (pad sequences), or use noise_every=None"
+        )
+    return u * axis.factor(per_row, u.ndim)

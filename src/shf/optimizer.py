@@ -24,6 +24,7 @@ from shf.extras import Extras, make_extras, make_solver
 from shf.factored import FactorMemory
 from shf.groups import Parameters, check_decay, decay_weights, make_groups, members, trainable
 from shf.interruption import no_interrupts
+from shf.jacobian import Jacobian, refuse_single_derivatives
 from shf.lastsolution import LastSolution, whole_deltas
 from shf.layout import NO_ROWS, Layout, LayoutMemory
 from shf.losses import Loss
@@ -34,7 +35,7 @@ from shf.nonfinite import NonFiniteError
 from shf.objective import Objective, Settings
 from shf.participation import Participation
 from shf.preconditioner import Preconditioner
-from shf.randomness import mix
+from shf.randomness import Draws, mix
 from shf.ranks import Ranks
 from shf.remembered import refuse_other_shapes
 from shf.step import Problem, Solver, State, StepInfo, shf_step
@@ -99,16 +100,19 @@ class SHF(Optimizer):
         **options: Any,
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise TypeError(f"{type(self).__name__}(model={model!r}): expected a torch.nn.Module")
+            raise TypeError(
+                f"{type(self).__name__}(model=<{type(model).__name__}>): expected a torch.nn.Module, the model itself and "
+                "not its parameters"
+            )
         self.config = self._config_type.from_options(type(self).__name__, options)
-        check_decay(type(self).__name__, weight_decay)
+        weight_decay = check_decay(type(self).__name__, weight_decay)
         if seed is not None and (not isinstance(seed, Integral) or isinstance(seed, bool)):
             raise ValueError(f"{type(self).__name__}(seed={seed!r}): must be a whole number or None")
         self.model = unwrap(model)
         self.loss = Loss(loss, reduction)
         self._forward, self._select, self._count = forward, select, count
         self._layouts = LayoutMemory()
-        self._probed = False  # whether the loss was looked at
+        self._probed = False  # whether loss and second derivatives were looked at
         self._averaged_now = False  # whether the parameters are their averages for now
         self._connection = Connection(process_group, _communication(self.config))
         self._last_solution = LastSolution()
@@ -271,9 +275,10 @@ class SHF(Optimizer):
             raise ValueError(
                 f"parameters of shape {shapes} do not belong to the model that {type(self).__name__} was given"
             )
-        if "weight_decay" in param_group:
-            check_decay(f"{type(self).__name__}: parameter group", param_group["weight_decay"])
-        super().add_param_group({**param_group, "params": params})
+        group = {**param_group, "params": params}
+        if "weight_decay" in group:
+            group["weight_decay"] = check_decay(f"{type(self).__name__}: parameter group", group["weight_decay"])
+        super().add_param_group(group)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that continues the run: δ, λ, γ, β, epoch, seed, and what other options remember of each parameter.
@@ -317,13 +322,16 @@ class SHF(Optimizer):
         return self._participation(network, [batch.rows], (batch, self._find_layout(network, batch)))
 
     def _find_layout(self, network: Network, batch: Batch) -> Layout:
-        """What model and loss do with rows; the loss is looked at once."""
+        """What model and loss do with rows; the loss and the model's second derivatives are looked at once."""
         if not batch.rows:
             return NO_ROWS
         seed = self._scalars["seed"]
         layout = self._layouts.find(network, batch, seed)
         if not self._probed:
             refuse_contradictions(self.loss, network, batch, layout, seed)
+            if layout.obstacle is None:
+                few = batch.take(torch.arange(min(batch.rows, _FEW)))
+                refuse_single_derivatives(Jacobian(network, few, Draws(seed, few.rows)))
             self._probed = True
         return layout
 
@@ -436,6 +444,10 @@ class SHF(Optimizer):
             self._last_solution = last
             self.param_groups[0]["shf"] = scalars
             raise
+
+
+_FEW = 8
+"""Rows that second derivatives are looked at on."""
 
 
 @torch.no_grad()

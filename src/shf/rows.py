@@ -94,6 +94,12 @@ def join_outputs(parts: Sequence[Any], axes: Sequence[RowAxis | None]) -> Any:
     joined = []
     for column in zip(*(leaves(part) for part in parts), strict=True):
         axis = next(places) if column[0].is_floating_point() else _axis_of_others(column[0])
+        if axis is not None and len({tuple(axis.resized(z.shape, 0)) for z in column}) > 1:
+            raise ValueError(
+                f"microbatch: an output has the shapes {[tuple(z.shape) for z in column]} on chunks of the rows, which do "
+                "not fit together; pad it to one length for all (pad_packed_sequence has total_length), or use "
+                "microbatch=None"
+            )
         joined.append(column[0] if axis is None else axis.cat(column))
     tensors = iter(joined)
     return map_leaves(lambda _: next(tensors), parts[0])
