@@ -115,8 +115,8 @@ ABLATIONS = (
 )
 
 
-def tuned(*methods: str) -> tuple[Entry, ...]:
-    return tuple(Entry(method, f"{method}, tuned", method, seeds=ONE, tuned=True) for method in methods)
+def tuned(*methods: str, seeds: tuple[int, ...] = ONE) -> tuple[Entry, ...]:
+    return tuple(Entry(method, f"{method}, tuned", method, seeds=seeds, tuned=True) for method in methods)
 
 
 OPPONENTS = tuned("adam", "nag", "muon", "soap", "shampoo")
@@ -126,6 +126,7 @@ GROUPS = (
     Group("ablation-usps", "usps-classifier-dropout", 0.15, ABLATIONS, drawn=2),
     Group("curves", "curves-autoencoder", 5, (FAST, PAPER, *OPPONENTS), FEW, evaluations=20),
     Group("mnist", "mnist-autoencoder", 5, (FAST, *OPPONENTS), FEW, evaluations=20),
+    Group("mnist-long", "mnist-autoencoder", 15, (FAST, *tuned("nag", "adam", seeds=THREE)), FEW, evaluations=30),
     Group("dropout", "mnist-classifier-dropout", 60, (FAST, *tuned("dropout-sgd-last", "adam"))),
 )
 

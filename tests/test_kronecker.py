@@ -323,14 +323,75 @@ def test_the_batch_method_and_rounded_messages_are_refused():
         shf.SHF(mlp(), CE, preconditioner="kronecker", message_dtype="bfloat16")
 
 
-def test_a_loss_without_a_root_is_refused_by_name():
-    class Two(nn.Linear):
-        def forward(self, x):
-            return super().forward(x), x
+def coupled(z, t):
+    """A sum over rows of convex functions of all outputs of a row together."""
+    return (z[0].sum(1) + z[1].sum(1)).square().mean() + CE(z[0], t)
 
+
+def elementwise(z, t):
+    return z[0].exp().mean() + 3 * (z[1] - 1).square().sum(1).mean()
+
+
+@pytest.mark.parametrize("loss", [coupled, elementwise])
+def test_roots_over_several_outputs(loss):
+    """S S' = L'', S being read off column by column, since a sample is linear in its signs."""
+    torch.manual_seed(0)
+    z, t = [torch.randn(4, 3, dtype=torch.float64), torch.randn(4, 2, dtype=torch.float64)], torch.arange(4) % 3
+    expansion, size = Loss(loss).expand(z, t), 4 * 5
+    columns = []
+    for k in range(size):
+        pieces = torch.eye(size, dtype=torch.float64)[k].split([12, 8])
+        sample = expansion.hessian_root(lambda like, number, pieces=pieces: pieces[number].view_as(like))
+        columns.append(torch.cat([u.reshape(-1) for u in sample]))
+    S = torch.stack(columns, 1)
+
+    def flat(x):
+        return loss([x[:12].view(4, 3), x[12:].view(4, 2)], t)
+
+    assert_close(S @ S.t(), torch.autograd.functional.hessian(flat, torch.cat([u.reshape(-1) for u in z])), 1e-10)
+
+
+def test_signs_of_two_outputs_are_not_the_same():
+    setting = Setting(mlp(), *labelled())
+    output = torch.zeros(50, 3)
+    assert not torch.equal(setting.objective._signs(output, 0), setting.objective._signs(output, 1))
+
+
+def test_a_sum_over_elements_needs_no_dense_blocks(monkeypatch):
+    """However it is written, and however many outputs a row has."""
+    monkeypatch.setattr("shf.losses._DENSE_OUTPUTS", 0)
+    z, t = torch.randn(4, 3), torch.randn(4, 3)
+    sample = (
+        Loss(lambda z, t: (z - t).square().sum(1).mean())
+        .expand(z, t)
+        .hessian_root(lambda like, number: torch.ones_like(like))
+    )
+    assert_close(sample[0], torch.full((4, 3), 0.5**0.5))
+
+
+@pytest.mark.parametrize("loss", [lambda z, t: CE(z[0], t), lambda z, t: CE(z[0], t) + z[1].square().mean()])
+def test_a_model_of_two_heads_is_preconditioned(loss):
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.first, self.second = nn.Linear(4, 5), nn.Linear(5, 3), nn.Linear(5, 2)
+
+        def forward(self, x):
+            h = self.body(x).tanh()
+            return self.first(h), self.second(h)
+
+    info = shf.SHF(Heads().double(), loss, **shf.presets.fast).step(*labelled())
+    assert info.accepted
+    assert info.loss_after < info.loss_before
+
+
+@pytest.mark.parametrize("shapes", [[(8, 1100)], [(8, 3), (3,)]])
+def test_a_loss_without_a_root_is_refused_by_name(shapes):
+    """More coupled outputs than dense blocks are made of; outputs that have not the same number of rows."""
+    loss = Loss(lambda z, t: sum(u.sum() for u in z).square())
     with pytest.raises(ValueError, match=r"'kronecker' need a root of L''"):
-        shf.SHF(Two(4, 3).double(), lambda z, t: CE(z[0], t) + z[1].square().mean(), preconditioner="kronecker").step(
-            *labelled()
+        loss.expand([torch.randn(shape) for shape in shapes], None).hessian_root(
+            lambda like, number: torch.ones_like(like)
         )
 
 

@@ -166,6 +166,8 @@ class LossExpansion:
             p, scale = softmax
             weighted = p.sqrt() * signs(p, 0)
             return [scale.sqrt() * (weighted - p * weighted.sum(1, keepdim=True))]
+        if (diagonals := self._seen_diagonal()) is not None:
+            return [d.clamp_min(0).sqrt() * signs(d, i) for i, d in enumerate(diagonals)]
         return self._dense_root(signs)
 
     def is_flat(self) -> bool:
@@ -237,31 +239,41 @@ class LossExpansion:
         scale = weights * factor if elementary.reduction == "sum" else weights / total
         return z.detach().softmax(1), scale.unsqueeze(1)
 
+    def _seen_diagonal(self) -> list[Tensor] | None:
+        """diag L'' where L'' proves to be diagonal, L''u = (L''·1) ∘ u for a random u: so it is for every loss that is a
+        sum over elements, on however many outputs."""
+        source = torch.Generator().manual_seed(0)
+        u = [torch.randn(z.shape, generator=source).to(z) for z in self._leaves]
+        diagonal, found = self._checked([torch.ones_like(z) for z in self._leaves]), self._checked(u)
+        off = sum((h - d * v).square().sum().item() for h, d, v in zip(found, diagonal, u, strict=True))
+        size = sum(h.square().sum().item() for h in found)
+        return diagonal if off <= torch.finfo(u[0].dtype).eps * size else None
+
     def _dense_root(self, signs: Signs) -> list[Tensor]:
-        """Root of L'' case by case through its dense blocks; for losses of one output that do not mix rows."""
-        used = [self._leaves[i] for i in self._used]
-        if len(used) != 1 or not used[0].ndim or used[0][0].numel() > _DENSE_OUTPUTS:
-            shapes = [tuple(z.shape) for z in used]
+        """Root of L'' case by case through its dense blocks, all outputs together; for losses that do not mix rows."""
+        used = {i: self._leaves[i] for i in self._used}
+        rows = {len(z) if z.ndim else 0 for z in used.values()}
+        sizes = {i: z[0].numel() if len(rows) == 1 and 0 not in rows else math.inf for i, z in used.items()}
+        if sum(sizes.values()) > _DENSE_OUTPUTS:
+            shapes = [tuple(z.shape) for z in used.values()]
             raise ValueError(
                 f"preconditioner='jacobi' and 'kronecker' need a root of L'', and loss {self._loss.name} on outputs "
-                f"{shapes} has no closed form for it: expected a torch loss, or one output of at most {_DENSE_OUTPUTS} "
-                "numbers a row; use preconditioner='empirical-fisher'"
+                f"{shapes} has no closed form for it: expected a torch loss, a sum over elements, or outputs with the rows "
+                f"along axis 0 and at most {_DENSE_OUTPUTS} numbers a row; use preconditioner='empirical-fisher'"
             )
-        (z,) = used
-        per_row = z[0].numel()
         columns = []
-        for k in range(per_row):
-            basis = torch.zeros(len(z), per_row, dtype=z.dtype, device=z.device)
-            basis[:, k] = 1
-            columns.append(self._checked(self._among(basis.view_as(z)))[self._used[0]].reshape(len(z), per_row))
+        for i, z in used.items():
+            for k in range(int(sizes[i])):
+                basis = [torch.zeros_like(z, memory_format=torch.contiguous_format) for z in self._leaves]
+                basis[i].view(len(z), -1)[:, k] = 1
+                found = self._checked(basis)
+                columns.append(torch.cat([found[j].reshape(len(z), -1) for j in used], 1))
         values, vectors = torch.linalg.eigh(torch.stack(columns, 2))
         root = vectors * values.clamp_min(0).sqrt().unsqueeze(1)
-        xi = signs(z, self._used[0]).reshape(len(z), per_row, 1)
-        return self._among((root @ xi).view_as(z))
-
-    def _among(self, of_the_used: Tensor) -> list[Tensor]:
-        """A cotangent of the one output that L depends on, with zeros for the others."""
-        return [of_the_used if i == self._used[0] else torch.zeros_like(z) for i, z in enumerate(self._leaves)]
+        xi = torch.cat([signs(z, i).reshape(len(z), -1) for i, z in used.items()], 1)
+        parts = (root @ xi.unsqueeze(2)).squeeze(2).split([int(n) for n in sizes.values()], 1)
+        sample = dict(zip(used, parts, strict=True))
+        return [sample[i].reshape(z.shape) if i in sample else torch.zeros_like(z) for i, z in enumerate(self._leaves)]
 
 
 _DENSE_OUTPUTS = 1024

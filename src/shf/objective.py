@@ -303,7 +303,7 @@ class Objective:
 
     def _signs(self, output: Tensor, number: int) -> Tensor:
         """Independent ±1: drawn for the whole batch's output, of which this is this process's rows."""
-        axes, seed = self._layout.outputs, mix(self._seed, 1)
+        axes, seed = self._layout.outputs, mix(self._seed, 1) + number
         axis = axes[number] if number < len(axes) else RowAxis(0)
         if axis is None or self._share.everything:
             return random_signs(output, seed)
