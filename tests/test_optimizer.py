@@ -324,6 +324,19 @@ def test_weight_decay_shrinks_what_it_is_on():
     assert_close(theta(model), before * (1 - 0.5 * weights), 1e-12)
 
 
+def test_a_parameter_that_was_frozen_for_a_while_begins_without_its_old_solution():
+    model = mlp()
+    optimizer = shf.SHF(model, CE, seed=1)
+    optimizer.step(*labelled())
+    assert "delta" in optimizer.state[model[0].weight]
+    model[0].requires_grad_(False)
+    optimizer.step(*labelled())
+    assert "delta" not in optimizer.state[model[0].weight]
+    assert "delta" in optimizer.state[model[2].weight]
+    model[0].requires_grad_(True)
+    assert optimizer.step(*labelled()).accepted
+
+
 def test_frozen_parameters_are_left_alone():
     whole, frozen = copies()
     frozen[0].requires_grad_(False)

@@ -27,7 +27,7 @@ class CGStop(enum.Enum):
     """Why conjugate gradients ended."""
 
     ITERATIONS = "all iterations done"
-    PROGRESS = "relative progress below the tolerance"
+    PROGRESS = "a further iteration would gain too little"
     ZERO_RESIDUAL = "the residual is zero: the system is solved"
     NON_POSITIVE_CURVATURE = "p'Ap is not positive"
     NON_FINITE = "a number was not finite"

@@ -45,7 +45,8 @@ class Config:
         factor_average: Kronecker factors are running averages; the largest share of the old ones that a renewal keeps.
         factor_every: steps from one renewal of the Kronecker factors to the next; None for as many as hold the average cost
             of renewals to a fifth of a step's.
-        backtracking: which CG iterate is taken: "all" (the best of all), "first-worse", or None (the last).
+        backtracking: which CG iterate is taken: "all" (the best of all), "first-worse", or None (the last; what exact
+            momentum adds to it is taken unless the objective is higher there).
         line_search_steps: trials of the line search before a step is rejected [ω].
         max_norm: bound on each unit's squared incoming norm after an update: a number, "fan-in" for
             round(√inputs) as in the author's program, or None.

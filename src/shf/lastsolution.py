@@ -6,7 +6,7 @@ from torch import Tensor
 
 from shf.network import Network
 from shf.ranks import Ranks
-from shf.remembered import OptimizerState, recall, remember
+from shf.remembered import OptimizerState, forget_others, recall, remember
 
 
 @dataclass
@@ -42,6 +42,7 @@ class LastSolution:
         pieces = [None] * len(network.parameters) if whole is None else network.shapes.split(whole)
         for p, d in zip(network.parameters, pieces, strict=True):
             remember(state, p, delta=d)
+        forget_others(network, state, "delta")
 
     def gather(self, state: OptimizerState, ranks: Ranks) -> None:
         """Puts the whole into the optimizer's state; every process must take part."""
