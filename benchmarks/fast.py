@@ -20,11 +20,13 @@ import torch
 
 from shf.lab.configure import Request
 from shf.lab.figures import metric_words
-from shf.lab.pages import fill, spread, table
+from shf.lab.files import write_atomically
+from shf.lab.pages import filled, spread, table
 from shf.lab.plots import Chart, Series, draw
 from shf.lab.records import RunRecord, read_run
 from shf.lab.rerun.entries import EPOCHS_ONLY, Run, Tuning
 from shf.lab.rerun.queue import is_done, work
+from shf.lab.rerun.quotes import quoted
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE, FIGURES = ROOT / "results" / "fast", ROOT / "docs" / "fast.md", ROOT / "docs" / "figures"
@@ -48,7 +50,8 @@ class Entry:
 @dataclass(frozen=True)
 class Group:
     """Contestants on one experiment, each for so many minutes of the processor and evaluated so often beside the ends of
-    epochs; opponents are tuned first. The table has all of them, the figure the first `drawn`."""
+    epochs; opponents are tuned first. The table has all of them, the figure the first `drawn`. Where there is a `goal`, a
+    column and its value, the table says when each has reached it."""
 
     name: str
     experiment: str
@@ -58,6 +61,7 @@ class Group:
     tuning: float = 2.0
     drawn: int = 7
     evaluations: int | None = None
+    goal: tuple[str, float] | None = None
 
     def queue(self) -> Iterator[Run | Tuning]:
         for entry in self.entries:
@@ -126,19 +130,29 @@ GROUPS = (
     Group("ablation-usps", "usps-classifier-dropout", 0.15, ABLATIONS, drawn=2),
     Group("curves", "curves-autoencoder", 5, (FAST, PAPER, *OPPONENTS), FEW, evaluations=20),
     Group("mnist", "mnist-autoencoder", 5, (FAST, *OPPONENTS), FEW, evaluations=20),
-    Group("mnist-long", "mnist-autoencoder", 15, (FAST, *tuned("nag", "adam", seeds=THREE)), FEW, evaluations=30),
+    Group(
+        "mnist-long",
+        "mnist-autoencoder",
+        15,
+        (FAST, *tuned("nag", "adam", seeds=THREE)),
+        FEW,
+        evaluations=30,
+        goal=("train_half_squared_error", 0.877),
+    ),
     Group("dropout", "mnist-classifier-dropout", 60, (FAST, *tuned("dropout-sgd-last", "adam"))),
 )
 
 
 def page() -> None:
-    """Replaces what stands between the marks of the page, and draws its figures."""
-    parts, charts = {}, {}
+    """Replaces what stands between the marks of the page, tables and numbers in sentences, and draws its figures."""
+    parts, charts, every = {}, {}, {}
     for group in GROUPS:
         if records := group.records():
             charts[f"fast-{group.name}.svg"] = draw(_chart(group, records), standalone=True)
             parts[group.name] = f"![{group.name}](figures/fast-{group.name}.svg)\n\n{_table(group, records)}"
-    fill(PAGE, parts)
+            every |= {r.directory.relative_to(RESULTS).as_posix(): r for found in records.values() for r in found}
+    text = filled(PAGE.read_text(encoding="utf-8"), parts)
+    write_atomically(PAGE, quoted(text, every).encode())
     for name, chart in charts.items():
         (FIGURES / name).write_text(chart, encoding="utf-8")
 
@@ -152,7 +166,9 @@ def _table(group: Group, records: dict[Entry, list[RunRecord]]) -> str:
     metric = _metric(records)
     other = metric.replace("train_", "test_") if metric.startswith("train_") else metric.replace("test_", "train_")
     sooner_by = ("`fast` has it sooner", "in gradient-equivalents")
-    heads = (f"{group.minutes:g} min", metric_words(metric), metric_words(other), *sooner_by, "steps")
+    heads = [f"{group.minutes:g} min", metric_words(metric), metric_words(other), *sooner_by, "steps"]
+    if group.goal is not None:
+        heads.append(f"{metric_words(group.goal[0])} of {group.goal[1]:g} after, s")
     rows = []
     for entry, theirs in records.items():
         ends = [spread([float(r.column(column)[-1]) for r in theirs]) for column in (metric, other)]
@@ -162,8 +178,16 @@ def _table(group: Group, records: dict[Entry, list[RunRecord]]) -> str:
         ]
         steps = spread([float(r.column("iteration")[-1]) for r in theirs], ".0f")
         runs = f"{entry.label}, {len(theirs)} run" + "s" * (len(theirs) > 1)
-        rows.append([runs, *ends, *sooner, steps])
+        goal = [] if group.goal is None else [_reached(theirs, *group.goal)]
+        rows.append([runs, *ends, *sooner, steps, *goal])
     return table(heads, rows)
+
+
+def _reached(runs: Sequence[RunRecord], column: str, level: float) -> str:
+    """When runs have come down to a level, or how many of them never do."""
+    seconds = [record.reached(column, level) for record in runs]
+    missed = sum(map(math.isinf, seconds))
+    return f"not in {missed} of {len(runs)}" if missed else spread(seconds, ".0f")
 
 
 def _sooner(ours: Sequence[RunRecord], theirs: Sequence[RunRecord], metric: str, clock: str) -> str:

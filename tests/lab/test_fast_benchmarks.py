@@ -58,13 +58,18 @@ def test_how_many_times_sooner(ours, theirs, words):
     assert fast._sooner(ours, theirs, "error", "elapsed_seconds") == words
 
 
+def test_when_a_goal_is_reached():
+    assert fast._reached([made_up(0, 8, 4, 2), made_up(1, 8, 8, 8, 0)], "error", 4) == "2 (1 to 2)"
+    assert fast._reached([made_up(0, 8, 4, 2), made_up(1, 8, 6, 5)], "error", 4) == "not in 1 of 2"
+
+
 def test_opponents_are_tuned_and_the_table_reads_what_was_run(tmp_path, monkeypatch):
     """Two seeds of the preset on a network of moments, and an opponent that is tuned before it runs."""
     monkeypatch.setattr(experiments, "EXPERIMENTS", {"tiny": tiny_experiment()})
     monkeypatch.setattr(fast, "RESULTS", tmp_path)
     ours = replace(fast.FAST, seeds=(0, 1))
     monkeypatch.setattr(fast, "FAST", ours)
-    group = fast.Group("tiny", "tiny", 0.002, (ours, *fast.tuned("adam")), options=(), tuning=0.005)
+    group = fast.Group("tiny", "tiny", 0.002, (ours, *fast.tuned("adam")), (), 0.005, goal=("train_loss", 100))
     assert group.records() == {}
     assert work(list(group.queue()), tmp_path, say=lambda words: None)
     records = group.records()
@@ -72,6 +77,8 @@ def test_opponents_are_tuned_and_the_table_reads_what_was_run(tmp_path, monkeypa
     head, _, first, second = fast._table(group, records).splitlines()
     assert head.count("|") == first.count("|") == second.count("|")
     assert "fast, 2 runs" in first
+    assert head.split("|")[-2].strip() == "training loss per case of 100 after, s"
+    assert first.split("|")[-2].strip() == "0 (0 to 0)"
     assert second.split("|")[4].strip().endswith(("×", "not in 1 of 1"))
     with (tmp_path / "tiny" / "adam-0" / "metrics.jsonl").open("ab") as file:
         file.write(b"{}\n")
