@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from shf.batching import Batch
 from shf.cg import LinearMap
-from shf.jacobian import Jacobian, refuse_single_derivatives
+from shf.derivatives import refuse_single_derivatives
+from shf.jacobian import Jacobian
 from shf.losses import HessianMap, Loss
 from shf.network import Forward, Network, call_model, twice_differentiable_kernels, unwrap
 from shf.randomness import Draws, preserved_global_state

@@ -11,15 +11,13 @@ Tensors inside the model that are to be held steady (`shf.hold_steady`) are furt
 comes with J in the same passes.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import BackwardCFunction
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge, saved_tensors_hooks
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
 from shf.batching import Batch
 from shf.network import Network
@@ -110,7 +108,7 @@ class Jacobian:
     ) -> Tensor:
         """J'u, flat; with cotangents of the steady tensors (as `push` gives tangents) J'u + J_h'w."""
         total: Tensor | None = None
-        for number, (chunk, graph) in enumerate(self._graphs()):
+        for number, (chunk, graph) in enumerate(self.graphs()):
             ends = [*self._part(cotangents, chunk), *(steady[number] if steady else ())]
             part = self.pull(graph, ends, graph.theta)
             flat = self.network.shapes.flatten(part, graph.theta[0], out=out if total is None else None)
@@ -125,7 +123,7 @@ class Jacobian:
     def push(self, vector: Tensor) -> tuple[list[Tensor], list[list[Tensor]]]:
         """Jv, a tensor per output, and J_h v: for each chunk of rows a tensor per steady one."""
         tangents, steady = [], []
-        for _, graph in self._graphs():
+        for _, graph in self.graphs():
             found = self._push(graph, vector)
             tangents.append(found[: len(graph.outputs)])
             steady.append(found[len(graph.outputs) :])
@@ -135,7 +133,7 @@ class Jacobian:
 
     def graphs_with(self, cotangents: Sequence[Tensor]) -> Iterator[tuple[Tensor, Graph, list[Tensor]]]:
         """Each chunk's rows (within this J), its graph and its share of the cotangents."""
-        for chunk, graph in self._graphs():
+        for chunk, graph in self.graphs():
             yield chunk, graph, self._part(cotangents, chunk)
 
     def cotangents_of(self, cotangents: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
@@ -189,7 +187,8 @@ class Jacobian:
         floating = [z for z in leaves(outputs) if z.is_floating_point()]
         return Graph(rows, theta, floating, steady.intact(), calls), map_leaves(Tensor.detach, outputs)
 
-    def _graphs(self) -> Iterator[tuple[Tensor, Graph]]:
+    def graphs(self) -> Iterator[tuple[Tensor, Graph]]:
+        """Each chunk's rows (within this J) and its graph."""
         if self._kept is not None:
             yield self._chunks[0], self._kept
             return
@@ -253,55 +252,6 @@ class Jacobian:
         if len(chunk) == self.rows:
             return list(cotangents)
         return self.cotangents_of(cotangents, chunk)
-
-
-def graph_nodes(ends: Sequence[Tensor]) -> Iterator[Node]:
-    """The nodes of the graph behind some tensors, each once."""
-    nodes = {z.grad_fn for z in ends if z.grad_fn is not None}
-    queue = list(nodes)
-    while queue:
-        yield (node := queue.pop())
-        new = {parent for parent, _ in node.next_functions if parent is not None} - nodes
-        nodes |= new
-        queue.extend(new)
-
-
-def refuse_single_derivatives(jacobian: Jacobian) -> None:
-    """Refuses a model of which J, by the second graph, is not the transpose of J': for g = J'u, u'Jg must be g'g.
-
-    A function with a backward pass of its own that torch cannot look into (`once_differentiable`, numpy inside) is silently
-    missing from the second graph. Models without functions of their own are not looked at any further.
-
-    Raises:
-        RuntimeError: it names a parameter whose part is missing.
-    """
-    ends = [z for _, graph in jacobian._graphs() for z in graph.outputs]
-    if not any(isinstance(node, BackwardCFunction) or "CppNode" in node.name() for node in graph_nodes(ends)):
-        return
-    u = [torch.randn_like(z) for z in ends]
-    g = jacobian.vjp(u)
-    if _is_transposed(jacobian, u, g):
-        return
-    shapes, names = jacobian.network.shapes, jacobian.network.names
-    for k, part in enumerate(shapes.split(g)):
-        if not _is_transposed(jacobian, u, shapes.flatten([part if i == k else None for i in range(len(names))], g)):
-            raise RuntimeError(
-                f"the model's gradient by {names[k]} cannot be differentiated again, as curvature needs it: on the way from "
-                "there to the outputs a torch.autograd.Function has a backward pass that torch does not see into "
-                "(once_differentiable, numpy, a kernel of its own); write it with torch's operations"
-            )
-
-
-_NEAR = 1e-2
-"""A relative difference that rounding makes, in the shortest formats too; a part that is missing makes a larger one."""
-
-
-def _is_transposed(jacobian: Jacobian, u: Sequence[Tensor], g: Tensor) -> bool:
-    """Whether u'Jg = g'g, for a g that is a part of J'u."""
-    tangents, square = jacobian.jvp(g), torch.dot(g, g).item()
-    along = sum(torch.sum(v * t).item() for v, t in zip(u, tangents, strict=True))
-    size = math.sqrt(sum(torch.sum(v * v).item() for v in u) * sum(torch.sum(t * t).item() for t in tangents))
-    return not abs(along - square) > _NEAR * max(size, square)
 
 
 def _without_zeros(tensor: Tensor) -> Tensor:

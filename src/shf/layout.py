@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from shf.batching import Batch
+from shf.derivatives import graph_nodes
 from shf.exhaustion import is_out_of_memory
-from shf.jacobian import graph_nodes
 from shf.network import Network
 from shf.percase import CallAxes
 from shf.randomness import Draws, mix

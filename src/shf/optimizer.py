@@ -18,13 +18,13 @@ from shf.averaging import swapped
 from shf.batching import Batch, Count, Select, count_rows, curvature_rows, select_rows
 from shf.config import Config
 from shf.decay import Decay
+from shf.derivatives import refuse_single_derivatives_on_few
 from shf.diagnosis import diagnose
 from shf.exhaustion import explained_exhaustion
 from shf.extras import Extras, make_extras, make_solver
 from shf.factored import FactorMemory
 from shf.groups import Parameters, check_decay, decay_weights, make_groups, members, trainable
 from shf.interruption import no_interrupts
-from shf.jacobian import Jacobian, refuse_single_derivatives
 from shf.lastsolution import LastSolution, whole_deltas
 from shf.layout import NO_ROWS, Layout, LayoutMemory
 from shf.losses import Loss
@@ -35,7 +35,7 @@ from shf.nonfinite import NonFiniteError
 from shf.objective import Objective, Settings
 from shf.participation import Participation
 from shf.preconditioner import Preconditioner
-from shf.randomness import Draws, mix
+from shf.randomness import mix
 from shf.ranks import Ranks
 from shf.remembered import refuse_other_shapes
 from shf.step import Problem, Solver, State, StepInfo, shf_step
@@ -330,8 +330,7 @@ class SHF(Optimizer):
         if not self._probed:
             refuse_contradictions(self.loss, network, batch, layout, seed)
             if layout.obstacle is None:
-                few = batch.take(torch.arange(min(batch.rows, _FEW)))
-                refuse_single_derivatives(Jacobian(network, few, Draws(seed, few.rows)))
+                refuse_single_derivatives_on_few(network, batch, seed)
             self._probed = True
         return layout
 
@@ -444,10 +443,6 @@ class SHF(Optimizer):
             self._last_solution = last
             self.param_groups[0]["shf"] = scalars
             raise
-
-
-_FEW = 8
-"""Rows that second derivatives are looked at on."""
 
 
 @torch.no_grad()
