@@ -341,7 +341,7 @@ def test_roots_over_several_outputs(loss):
     columns = []
     for k in range(size):
         pieces = torch.eye(size, dtype=torch.float64)[k].split([12, 8])
-        sample = expansion.hessian_root(lambda like, number, pieces=pieces: pieces[number].view_as(like))
+        sample = expansion.hessian_root(lambda like, number, draw, pieces=pieces: pieces[number].view_as(like))
         columns.append(torch.cat([u.reshape(-1) for u in sample]))
     S = torch.stack(columns, 1)
 
@@ -354,7 +354,7 @@ def test_roots_over_several_outputs(loss):
 def test_signs_of_two_outputs_are_not_the_same():
     setting = Setting(mlp(), *labelled())
     output = torch.zeros(50, 3)
-    assert not torch.equal(setting.objective._signs(output, 0), setting.objective._signs(output, 1))
+    assert not torch.equal(setting.objective._signs(output, 0, 0), setting.objective._signs(output, 0, 1))
 
 
 def test_a_sum_over_elements_needs_no_dense_blocks(monkeypatch):
@@ -364,7 +364,7 @@ def test_a_sum_over_elements_needs_no_dense_blocks(monkeypatch):
     sample = (
         Loss(lambda z, t: (z - t).square().sum(1).mean())
         .expand(z, t)
-        .hessian_root(lambda like, number: torch.ones_like(like))
+        .hessian_root(lambda like, number, draw: torch.ones_like(like))
     )
     assert_close(sample[0], torch.full((4, 3), 0.5**0.5))
 
@@ -391,7 +391,7 @@ def test_a_loss_without_a_root_is_refused_by_name(shapes):
     loss = Loss(lambda z, t: sum(u.sum() for u in z).square())
     with pytest.raises(ValueError, match=r"'kronecker' need a root of L''"):
         loss.expand([torch.randn(shape) for shape in shapes], None).hessian_root(
-            lambda like, number: torch.ones_like(like)
+            lambda like, number, draw: torch.ones_like(like)
         )
 
 

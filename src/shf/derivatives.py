@@ -13,7 +13,7 @@ from shf.jacobian import Jacobian
 from shf.network import Network
 from shf.randomness import Draws
 
-_FEW = 8
+_FEW = 2
 """Rows that a model is looked at on, at most."""
 _NEAR = 1e-2
 """A relative difference that rounding makes, in the shortest formats too; a part that is missing makes a larger one."""

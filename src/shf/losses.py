@@ -19,8 +19,9 @@ from shf.tree import map_leaves
 Cotangents = Sequence[Tensor]
 """One tensor per output that carries a gradient, of that output's shape."""
 HessianMap = Callable[[Cotangents], list[Tensor]]
-Signs = Callable[[Tensor, int], Tensor]
-"""Independent ±1 in the shape of a tensor, which is that of the output with this number."""
+Signs = Callable[[Tensor, int, int], Tensor]
+"""Independent ±1 in the shape of a tensor, which is that of the output with this number; the second number tells draws for
+several outputs apart."""
 
 
 class Reduction(enum.Enum):
@@ -161,13 +162,15 @@ class LossExpansion:
     def hessian_root(self, signs: Signs) -> list[Tensor]:
         """A sample S ξ with S S' = L'' and ξ independent ±1 in z's shape: E[(Sξ)(Sξ)'] = L''."""
         if (diagonal := self._diagonal()) is not None:
-            return [diagonal.clamp_min(0).sqrt() * signs(diagonal, 0)]
+            return [diagonal.clamp_min(0).sqrt() * signs(diagonal, 0, 0)]
         if (softmax := self._softmax()) is not None:
             p, scale = softmax
-            weighted = p.sqrt() * signs(p, 0)
+            weighted = p.sqrt() * signs(p, 0, 0)
             return [scale.sqrt() * (weighted - p * weighted.sum(1, keepdim=True))]
         if (diagonals := self._seen_diagonal()) is not None:
-            return [d.clamp_min(0).sqrt() * signs(d, i) for i, d in enumerate(diagonals)]
+            return self._sampled(
+                {i: diagonals[i].clamp_min(0).sqrt() * signs(diagonals[i], i, k) for k, i in enumerate(self._used)}
+            )
         return self._dense_root(signs)
 
     def is_flat(self) -> bool:
@@ -178,7 +181,19 @@ class LossExpansion:
         return any(bool(g.any()) for g in self.gradient) and not any(bool(h.any()) for h in self._checked(probe))
 
     def _checked(self, u: Cotangents) -> list[Tensor]:
-        """L''u by differentiating ∂L/∂z once more; a loss that is not convex is refused by name."""
+        """L''u; a loss that is not convex is refused by name."""
+        result = self._product(u)
+        curvature = sum(torch.sum(v * h).item() for v, h in zip(u, result, strict=True))
+        size = math.sqrt(sum(torch.sum(v * v).item() for v in u) * sum(torch.sum(h * h).item() for h in result))
+        if curvature < -math.sqrt(torch.finfo(self._leaves[0].dtype).eps) * size:
+            raise ValueError(
+                f"loss {self._loss.name} has negative curvature in the outputs ((Jv)'L''(Jv) = {curvature:.3g}): "
+                "the Gauss-Newton matrix needs a loss that is convex in them, such as cross-entropy on logits"
+            )
+        return result
+
+    def _product(self, u: Cotangents) -> list[Tensor]:
+        """L''u by differentiating ∂L/∂z once more."""
         if not any(g.requires_grad for g in self._graph):
             return [torch.zeros_like(z) for z in self._leaves]
         try:
@@ -195,15 +210,7 @@ class LossExpansion:
             raise ValueError(
                 f"loss {self._loss.name} cannot be differentiated twice by torch ({error}): write it with functions that can"
             ) from error
-        result = [torch.zeros_like(z) if h is None else h for h, z in zip(found, self._leaves, strict=True)]
-        curvature = sum(torch.sum(v * h).item() for v, h in zip(u, result, strict=True))
-        size = math.sqrt(sum(torch.sum(v * v).item() for v in u) * sum(torch.sum(h * h).item() for h in result))
-        if curvature < -math.sqrt(torch.finfo(self._leaves[0].dtype).eps) * size:
-            raise ValueError(
-                f"loss {self._loss.name} has negative curvature in the outputs ((Jv)'L''(Jv) = {curvature:.3g}): "
-                "the Gauss-Newton matrix needs a loss that is convex in them, such as cross-entropy on logits"
-            )
-        return result
+        return [torch.zeros_like(z) if h is None else h for h, z in zip(found, self._leaves, strict=True)]
 
     def _elementary(self) -> tuple[nn.Module | None, float]:
         """The torch loss behind this one and the factor that stands before it."""
@@ -244,10 +251,10 @@ class LossExpansion:
         sum over elements, on however many outputs."""
         source = torch.Generator().manual_seed(0)
         u = [torch.randn(z.shape, generator=source).to(z) for z in self._leaves]
-        diagonal, found = self._checked([torch.ones_like(z) for z in self._leaves]), self._checked(u)
+        diagonal, found = self._product([torch.ones_like(z) for z in self._leaves]), self._checked(u)
         off = sum((h - d * v).square().sum().item() for h, d, v in zip(found, diagonal, u, strict=True))
         size = sum(h.square().sum().item() for h in found)
-        return diagonal if off <= torch.finfo(u[0].dtype).eps * size else None
+        return diagonal if size > 0 and off <= torch.finfo(u[0].dtype).eps * size else None
 
     def _dense_root(self, signs: Signs) -> list[Tensor]:
         """Root of L'' case by case through its dense blocks, all outputs together; for losses that do not mix rows."""
@@ -270,10 +277,13 @@ class LossExpansion:
                 columns.append(torch.cat([found[j].reshape(len(z), -1) for j in used], 1))
         values, vectors = torch.linalg.eigh(torch.stack(columns, 2))
         root = vectors * values.clamp_min(0).sqrt().unsqueeze(1)
-        xi = torch.cat([signs(z, i).reshape(len(z), -1) for i, z in used.items()], 1)
+        xi = torch.cat([signs(z, i, k).reshape(len(z), -1) for k, (i, z) in enumerate(used.items())], 1)
         parts = (root @ xi.unsqueeze(2)).squeeze(2).split([int(n) for n in sizes.values()], 1)
-        sample = dict(zip(used, parts, strict=True))
-        return [sample[i].reshape(z.shape) if i in sample else torch.zeros_like(z) for i, z in enumerate(self._leaves)]
+        return self._sampled(dict(zip(used, parts, strict=True)))
+
+    def _sampled(self, parts: dict[int, Tensor]) -> list[Tensor]:
+        """A cotangent from those of the outputs that L depends on, with zeros for the others."""
+        return [parts[i].reshape(z.shape) if i in parts else torch.zeros_like(z) for i, z in enumerate(self._leaves)]
 
 
 _DENSE_OUTPUTS = 1024

@@ -301,9 +301,9 @@ class Objective:
         outputs = join_outputs([self._outputs(values, rows) for rows in chunks], self._layout.outputs)
         return self._weight * self._loss(outputs, self._batch.targets).item()
 
-    def _signs(self, output: Tensor, number: int) -> Tensor:
+    def _signs(self, output: Tensor, number: int, draw: int) -> Tensor:
         """Independent ±1: drawn for the whole batch's output, of which this is this process's rows."""
-        axes, seed = self._layout.outputs, mix(self._seed, 1) + number
+        axes, seed = self._layout.outputs, mix(self._seed, 1) + draw
         axis = axes[number] if number < len(axes) else RowAxis(0)
         if axis is None or self._share.everything:
             return random_signs(output, seed)
