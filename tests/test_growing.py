@@ -205,3 +205,15 @@ def test_a_list_of_samples_is_a_dataset():
 def test_other_data_and_sizes_are_refused(data, options, words):
     with pytest.raises(TypeError, match=words):
         shf.GrowingLoader(data, **options)
+
+
+def test_batches_of_a_tensor_dataset_are_taken_whole(monkeypatch):
+    """And are the ones that are made of samples."""
+    rows = torch.arange(20.0).reshape(10, 2)
+    whole, samples = (
+        shf.GrowingLoader(data, 4, seed=1) for data in (TensorDataset(rows, rows), list(zip(rows, rows, strict=True)))
+    )
+    expected = list(samples)
+    monkeypatch.setattr("shf.growing.default_collate", None)
+    for batch, other in zip(whole, expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(batch, other, strict=True))

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from shf.batching import select_rows
 from shf.randomness import mix
@@ -140,7 +140,9 @@ class GrowingLoader:
 
 
 def _as_tensors(data: Any) -> tuple[Tensor, ...] | None:
-    """Tensors that have rows in common; None for a dataset, which a list of samples is too."""
+    """Tensors that have rows in common; None for a dataset of samples, which a list of them is too."""
+    if type(data) is TensorDataset:  # whole batches are taken from it, where a loader would collate them row by row
+        return data.tensors
     if isinstance(data, list | tuple) and data and all(isinstance(t, Tensor) for t in data):
         return tuple(data)
     if hasattr(data, "__getitem__") and not isinstance(data, tuple | Mapping):
