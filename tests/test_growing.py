@@ -1,10 +1,13 @@
 """The gradient's noise, and batches that grow with it."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -121,13 +124,25 @@ def test_what_is_out_of_range_is_refused(size, largest, tolerance):
 # --- the loader ---------------------------------------------------------------------------------------------------------
 
 
+@given(rows=st.integers(1, 500), size=st.integers(1, 500), largest=st.integers(1, 500))
+def test_an_epoch_is_cut_evenly(rows, size, largest):
+    """No batch is above the largest, and none a small rest."""
+    largest = max(largest, size)
+    loader = shf.GrowingLoader((torch.zeros(rows, 1),), size, largest=largest)
+    sizes = [len(batch) for (batch,) in loader]
+    assert (sum(sizes), len(sizes)) == (rows, len(loader))
+    assert max(sizes) <= largest
+    assert max(sizes) - min(sizes) <= 1
+    assert len(sizes) in (round(rows / min(size, rows)), math.ceil(rows / largest))
+
+
 @pytest.mark.parametrize("as_dataset", [False, True])
 def test_every_epoch_has_every_row_once_in_a_new_order(as_dataset):
     rows = torch.arange(50)
     data = TensorDataset(rows, rows) if as_dataset else (rows, rows)
     loader = shf.GrowingLoader(data, 12)
     epochs = [[batch for batch, _ in loader] for _ in range(2)]
-    assert [len(batch) for batch in epochs[0]] == [12, 12, 12, 12, 2]
+    assert [len(batch) for batch in epochs[0]] == [10] * 5  # not four of 12, the largest, and a rest of 2
     assert len(loader) == 5
     orders = [torch.cat(epoch) for epoch in epochs]
     assert all(torch.equal(order.sort().values, rows) for order in orders)

@@ -43,6 +43,12 @@ class BatchSize:
         if not 0 < self.tolerance < 1:
             raise ValueError(f"tolerance={self.tolerance}: must be greater than 0 and below 1")
 
+    def next_of(self, rows: int) -> int:
+        """How many of the rows that are left of an epoch to take next: they are cut evenly, into batches as near to the
+        size as can be, so that none is a small rest whose step would undo what the others did."""
+        batches = max(round(rows / self.size), math.ceil(rows / self.largest))
+        return math.ceil(rows / batches)
+
     def hear(self, noise: float | None, rows: int) -> "BatchSize":
         """After a step on `rows` rows whose gradient had this noise, tr Σ / (|S| ‖∇f_S‖²); None where none was measured.
 
@@ -58,8 +64,8 @@ class BatchSize:
 class GrowingLoader:
     """Shuffled batches of a dataset, of a size that grows when the steps made from them say so.
 
-    Each epoch is a new order of all rows, cut into batches of the size that holds when a batch is asked for; the last
-    one may be smaller. The order depends on seed and epoch alone.
+    Each epoch is a new order of all rows, cut evenly into batches as near as can be to the size that holds when one is asked
+    for. The order depends on seed and epoch alone.
 
     Args:
         data: a torch Dataset with a length, or tensors that have rows in common, such as (inputs, targets).
@@ -106,14 +112,14 @@ class GrowingLoader:
 
     def __len__(self) -> int:
         """Batches of an epoch at the present size."""
-        return math.ceil(self._rows / self._size.size)
+        return math.ceil(self._rows / self._size.next_of(self._rows))
 
     def __iter__(self) -> Iterator[Any]:
         source = torch.Generator().manual_seed(mix(self._seed, self._epoch))
         self._epoch += 1
         order, begin = torch.randperm(self._rows, generator=source), 0
         while begin < self._rows:
-            rows = order[begin : begin + self._size.size]
+            rows = order[begin : begin + self._size.next_of(self._rows - begin)]
             begin, self._last = begin + len(rows), len(rows)
             yield self._take(rows)
 
