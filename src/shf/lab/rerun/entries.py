@@ -48,6 +48,7 @@ def _run(
     epochs: int | None = None,
     minutes: float | None = None,
     split: int | None = None,
+    seed: int = 0,
     pretraining: Pretraining | None = None,
     evaluate_seconds: float | None = None,
     untuned: bool = False,
@@ -60,6 +61,7 @@ def _run(
             epochs=epochs,
             minutes=minutes,
             split=split,
+            seed=seed,
             options=options,
             pretraining=pretraining,
             rows_every=EPOCHS_ONLY,
@@ -79,6 +81,8 @@ def _usps() -> Iterator[Run]:
     dropout, plain = "usps-classifier-dropout", "usps-classifier"
     for split in range(1, 6):
         yield _run(f"usps/dropout-as-released-split{split}", dropout, "shf", *AS_RELEASED, split=split)
+    for split in (1, 2):  # what chance does to the same split
+        yield _run(f"usps/dropout-as-released-split{split}-seed1", dropout, "shf", *AS_RELEASED, split=split, seed=1)
     yield _run("usps/plain-as-released-split1", plain, "shf", *AS_RELEASED, split=1)
     yield _run("usps/dropout-sgd-last-split1", dropout, "dropout-sgd-last", split=1)
     yield _run("usps/dropout-sgd-all-split1", dropout, "dropout-sgd-all", split=1)
