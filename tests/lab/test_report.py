@@ -189,6 +189,17 @@ def test_runs_of_several_seeds_get_their_mean_and_spread(tmp_path: Path) -> None
     assert "mean of" not in text_of(page(directories[0]))
 
 
+@pytest.mark.parametrize("status", ["interrupted", "running", "diverged"])
+def test_a_run_that_did_not_finish_is_left_out_of_the_mean(tmp_path: Path, status: str) -> None:
+    directories = [make_run(tmp_path / str(seed), seed=seed, epochs=30 if seed else 3) for seed in range(3)]
+    values = [read_run(d).epochs[-1]["train_squared_error"] for d in directories[1:]]
+    run = read_run(directories[0]).run
+    write_run(directories[0] / "run.json", {**run, "status": status})
+    words = text_of(page(*directories))
+    assert f"shf: mean of the 2 that finished {np.mean(values):.4g} ± {np.std(values, ddof=1):.2g}" in words
+    assert "mean of" not in text_of(page(*directories[:2]))
+
+
 def test_a_run_without_an_epoch_yet_is_shown_without_curves(tmp_path: Path) -> None:
     words = text_of(page(make_run(tmp_path / "a", epochs=0)))
     assert "Curves" not in words
