@@ -328,6 +328,19 @@ def test_only_replicates_share_a_name(tmp_path: Path) -> None:
     assert len({run.label for run in runs_below(tmp_path)}) == 4
 
 
+def test_directories_of_one_name_do_not_make_replicates(tmp_path: Path) -> None:
+    for place, rate in (("before", 0.1), ("after", 0.2)):
+        make_run(tmp_path / place / "adam-seed0", "adam", epochs=3, settings={"learning_rate": rate})
+    assert len({run.label for run in runs_below(tmp_path)}) == 2
+    assert "mean of" not in text_of(page(*report.find_runs([tmp_path])))
+
+
+def test_a_method_without_a_rate_is_not_called_untuned(tmp_path: Path) -> None:
+    for budget in (2, 3):
+        make_run(tmp_path / str(budget), epochs=3, minutes=budget)
+    assert [run.label for run in runs_below(tmp_path)] == ["shf, 2 minutes", "shf, 3 minutes"]
+
+
 def test_a_run_that_is_named_twice_is_there_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_run(tmp_path / "a", epochs=1)
     monkeypatch.chdir(tmp_path)

@@ -58,12 +58,12 @@ def named(records: Sequence[RunRecord]) -> list[Run]:
 
 def _labels(records: Sequence[RunRecord]) -> list[str]:
     """Names under which only runs that differ in nothing but seed and split come together."""
-    for name in (_label, _longer_label):
+    for name in (_label, _longer_label, _placed_label):
         labels = [name(record) for record in records]
         kinds = {(label, _kind(record)) for label, record in zip(labels, records, strict=True)}
         if len(kinds) == len(set(labels)):
             return labels
-    return [f"{label} in {record.directory.name}" for label, record in zip(labels, records, strict=True)]
+    return [f"{_longer_label(record)} in {record.directory}" for record in records]
 
 
 def _kind(record: RunRecord) -> str:
@@ -74,11 +74,16 @@ def _kind(record: RunRecord) -> str:
     return json.dumps(config, sort_keys=True, default=str)
 
 
+def _placed_label(record: RunRecord) -> str:
+    return f"{_longer_label(record)} in {record.directory.name}"
+
+
 def _longer_label(record: RunRecord) -> str:
-    """With the budget, and where the settings come from."""
+    """With the budget, and where the settings come from if there is a rate to tune."""
     config = record.config
     limits = [f"{config[unit]:g} {unit}" for unit in ("epochs", "minutes") if config.get(unit) is not None]
-    return ", ".join([_label(record), *limits, "tuned" if config.get("tuning") else "not tuned"])
+    untuned = ["not tuned"] if "learning_rate" in (config.get("settings") or {}) else []
+    return ", ".join([_label(record), *limits, *(["tuned"] if config.get("tuning") else untuned)])
 
 
 def _label(record: RunRecord) -> str:
