@@ -108,6 +108,8 @@ def test_run_resume_report(tmp_path: Path) -> None:
     assert answer["summary"]["epochs"] == 3
     again = shf_command("resume", tmp_path / "a")
     assert again.exit_code == 0
+    assert "has finished; give it more with --epochs or --minutes" in again.stderr
+    assert shf_command("resume", tmp_path / "a", "--quiet").stderr == ""
     page = tmp_path / "out" / "report.html"
     result = shf_command("report", tmp_path, "--out", page, "--figures", tmp_path / "figures", "--json")
     assert result.exit_code == 0

@@ -108,6 +108,7 @@ def resume(
     record = read_run_file(directory)
     config = _extended(RunConfig.from_json(record.get("config") or {}), record, epochs, minutes)
     if record.get("status") == Status.FINISHED and epochs is None and minutes is None:
+        observer.note(f"{directory} has finished; give it more with --epochs or --minutes")
         return RunResult(Status.FINISHED, directory, config, record.get("summary") or {})
     with locked(directory, force=options.force) as stale:
         if stale:
