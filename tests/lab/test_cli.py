@@ -189,12 +189,16 @@ def test_completion_knows_the_names() -> None:
         (["tune", "tinny", "adam"], "did you mean 'tiny'"),
         (["tune", "usps-classifier", "dropout-sgd-last"], "use usps-classifier-dropout"),
         (["report", ".", "--out", "."], "--out .: a directory; expected the page's file"),
+        (["report", ".", "--figures", "file"], "--figures file: a file; expected a directory"),
+        (["run", "tiny", "--out", "file"], "--out file: a file; expected a directory"),
+        (["demo", "--out", "file"], "--out file: a file; expected a directory"),
     ],
 )
 def test_bad_commands_end_with_2_and_say_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
     result = shf_command(*words)
     assert result.exit_code == 2, result.output
     assert message in re.sub(r"\s+", " ", result.stderr)

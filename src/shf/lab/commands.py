@@ -282,6 +282,7 @@ def run(
     from shf.lab.recorder import holds_run
 
     _refuse_both(epochs, minutes)
+    _refuse_file("--out", out)
     request = Request(
         experiment=experiment,
         method=optimizer,
@@ -351,6 +352,7 @@ def report(
 
     if out.is_dir():
         raise ExperimentError(f"--out {out}: a directory; expected the page's file, such as {out / 'report.html'}")
+    _refuse_file("--figures", figures)
     found = reporting.read_verified(reporting.find_runs(directories), unverified=unverified)
     records, others = reporting.of_experiments(found)
     if records:
@@ -377,6 +379,7 @@ def demo(
     """SHF against tuned Adam and NAG in equal time, on generated curves: about three minutes, and a report."""
     from shf.lab.demo import run_demo
 
+    _refuse_file("--out", out)
     raise typer.Exit(run_demo(out, minutes=minutes, seed=seed, force=force, as_json=as_json, quiet=quiet))
 
 
@@ -395,6 +398,11 @@ def bench(
 def _refuse_both(epochs: int | None, minutes: float | None) -> None:
     if epochs is not None and minutes is not None:
         raise ExperimentError(f"--epochs {epochs} and --minutes {minutes:g} contradict each other: give one of the two")
+
+
+def _refuse_file(option: str, place: Path | None) -> None:
+    if place is not None and place.exists() and not place.is_dir():
+        raise ExperimentError(f"{option} {place}: a file; expected a directory, or the name of a new one")
 
 
 def _conclude(result: RunResult, as_json: bool) -> None:
