@@ -79,6 +79,13 @@ def test_list_shows_the_paper_and_what_was_measured_here() -> None:
     assert measured["mnist-classifier"] is None
 
 
+def test_the_list_keeps_the_sizes_of_a_network_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    listed = shf_command("list").output
+    assert "784-400-200-100-50-25-6" in listed
+    assert max(map(len, listed.splitlines()[:-1])) <= 80
+
+
 def test_data_are_listed() -> None:
     rows = json.loads(shf_command("data", "--json").output)
     assert {"mnist", "usps", "reuters", "curves"} == {row["name"] for row in rows}
