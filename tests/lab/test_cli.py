@@ -141,6 +141,12 @@ def test_progress_goes_to_standard_error_and_the_answer_to_standard_output(tmp_p
     assert "finished after 2 epochs" in result.stderr
 
 
+def test_what_is_left_is_not_estimated_at_the_end(tmp_path: Path) -> None:
+    words = ("run", "tiny", "--threads", "1", "--optimizer", "adam", "--set", "gradient_batch=10000", "--epochs")
+    assert "of training to go" in shf_command(*words, "6", "--out", tmp_path / "a").stderr
+    assert "of training to go" not in shf_command(*words, "5", "--out", tmp_path / "b").stderr
+
+
 def test_tune_writes_what_run_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHF_TUNED", str(tmp_path / "mine.json"))
     result = shf_command("tune", "tiny", "adagrad", "--minutes", "0.005", "--quiet")

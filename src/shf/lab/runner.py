@@ -195,7 +195,7 @@ def _train(training: Training, recorder: Recorder, directory: Path, observer: Ob
                 _end_epoch(training, recorder, observer)
             elif training.evaluation_due:
                 recorder.row(training.evaluate())
-            if not estimated and budget.enough_to_estimate(training, first):
+            if not estimated and not budget.exhausted(training) and budget.enough_to_estimate(training, first):
                 estimated = True
                 observer.estimate(training.summary()["seconds_per_epoch"], budget.progress(training))
             if stop and not budget.exhausted(training):
