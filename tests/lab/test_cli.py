@@ -159,6 +159,19 @@ def test_tune_writes_what_run_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert config["tuning"]["tried"] >= 5
 
 
+def test_tune_shows_every_trial(tmp_path: Path) -> None:
+    shown = shf_command("tune", "tiny", "adagrad", "--minutes", "0.001", "--out", tmp_path / "t.json").stderr
+    trials = len(METHODS["adagrad"].grid["learning_rate"])
+    assert len(re.findall(rf"^rung 1, with {trials} trials: learning_rate=[\d.]+: [\d.]+$", shown, re.M)) == trials
+
+
+def test_a_report_counts_its_runs(tmp_path: Path) -> None:
+    for count in ("1 run", "2 runs"):
+        run_tiny(tmp_path / count)
+        page = tmp_path / "r.html"
+        assert shf_command("report", tmp_path, "--out", page).output == f"{page}: {count}\n"
+
+
 def test_bench_is_called_with_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(bench, "run", lambda out, cases, quick: seen.append((out, cases, quick)) or 1)

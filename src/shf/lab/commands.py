@@ -221,7 +221,8 @@ def tune(
             last = trial.scores[-1]
             shown = "diverged" if last is None else f"{last:.4g}"
             amount = {} if trial.input_dropout is None else {"input_dropout": trial.input_dropout}
-            typer.echo(f"rung {rung} of {size} trials: {dict(trial.settings) | amount} {shown}", err=True)
+            settings = ", ".join(f"{name}={value}" for name, value in {**trial.settings, **amount}.items())
+            typer.echo(f"rung {rung}, with {size} trials: {settings}: {shown}", err=True)
 
     choice = tune_experiment(
         chosen,
@@ -364,7 +365,8 @@ def report(
     if as_json:
         typer.echo(json.dumps({"report": str(out), "runs": len(records), "figures": [str(path) for path in drawn]}))
     elif not quiet:
-        typer.echo(f"{out}: {len(records)} runs" + (f", {len(drawn)} figures in {figures}" if drawn else ""))
+        runs = f"{len(records)} run{'' if len(records) == 1 else 's'}"
+        typer.echo(f"{out}: {runs}" + (f", {len(drawn)} figures in {figures}" if drawn else ""))
 
 
 @app.command()
