@@ -207,7 +207,7 @@ def _row(run: Run, columns: Sequence[str]) -> dict[str, Any]:
         "best": _figure(_best(run)),
         "paper": "–" if paper is None else _figure(paper),
         "epochs": _figure(last.get("epoch")),
-        "time": duration(number(last.get("elapsed_seconds"))),
+        "time": _time(last.get("elapsed_seconds"), str(config.get("clock", "wall"))),
         "passes": _figure(last.get("passes"), 3),
         "status": record.status,
         "trusted": not record.problems,
@@ -229,6 +229,11 @@ def _tuning_words(config: Mapping[str, Any]) -> str:
     if tuning := config.get("tuning"):
         return str(tuning.get("words", "tuned"))
     return "not tuned" if "learning_rate" in (config.get("settings") or {}) else "has none"
+
+
+def _time(seconds: Any, clock: str) -> str:
+    """Time says what clock it is of where it is not the wall's."""
+    return duration(number(seconds)) + (f" ({clock})" if clock != "wall" else "")
 
 
 def _figure(value: Any, digits: int = 4) -> str:
