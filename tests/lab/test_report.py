@@ -122,6 +122,16 @@ def test_the_page_has_ours_and_the_papers_figure_in_both_units(tmp_path: Path) -
     assert "not tuned" in words
 
 
+def test_the_page_says_on_how_many_cases_errors_are_measured(tmp_path: Path) -> None:
+    directory, other = make_run(tmp_path / "a", epochs=1), make_run(tmp_path / "b", epochs=1)
+    assert "Errors are measured on" not in page(directory)
+    run = read_run(directory).run
+    run["config"]["experiment"]["evaluation_cases"] = 1000
+    write_run(directory / "run.json", run)
+    assert "Errors are measured on the first 1000 cases of each part of the data." in text_of(page(directory))
+    assert "Errors are measured on the first 1000 or all cases of each part" in text_of(page(directory, other))
+
+
 def test_the_page_says_where_rates_come_from(tmp_path: Path) -> None:
     tuned = make_run(tmp_path / "a", "adam", tuning={"words": "tuned: 0.003 (best of 6)"})
     by_hand = make_run(tmp_path / "b", "nag", options=["learning_rate=0.5"])

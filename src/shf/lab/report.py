@@ -36,6 +36,7 @@ class Section:
     figure: str
     paper_note: str
     data_note: str
+    cases: str
     columns: tuple[str, ...]
     rows: tuple[dict[str, Any], ...]
     damped: bool
@@ -139,6 +140,7 @@ def _section(name: str, records: Sequence[RunRecord]) -> Section:
         figure=str(experiment.get("figure", "")),
         paper_note=str(experiment.get("paper_note", "")),
         data_note=str((records[0].run.get("data") or {}).get("note", "")),
+        cases=_evaluated(records),
         columns=tuple(metric_words(column) for column in columns),
         rows=tuple(_rows(runs, columns)),
         damped=any(chart.references for chart in drawn),
@@ -146,6 +148,13 @@ def _section(name: str, records: Sequence[RunRecord]) -> Section:
         pictures=tuple(picture for run in runs if (picture := _picture(run))),
         details=tuple(_details(run) for run in runs),
     )
+
+
+def _evaluated(records: Sequence[RunRecord]) -> str:
+    """Which cases of each part of the data errors are measured on; nothing where all runs take all."""
+    found = {record.config["experiment"].get("evaluation_cases") for record in records}
+    first = [f"the first {cases}" for cases in sorted(cases for cases in found if isinstance(cases, int))]
+    return " or ".join([*first, *(["all"] if None in found else [])]) if first else ""
 
 
 def _columns(runs: Sequence[Run]) -> list[str]:
