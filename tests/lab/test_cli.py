@@ -147,6 +147,11 @@ def test_what_is_left_is_not_estimated_at_the_end(tmp_path: Path) -> None:
     assert "of training to go" not in shf_command(*words, "5", "--out", tmp_path / "b").stderr
 
 
+def test_pretraining_is_announced(tmp_path: Path) -> None:
+    words = ("--pretrain", "denoising", "--pretrain-epochs", "2", "--epochs", "1", "--threads", "1")
+    assert "pretraining (denoising, 2 epochs per layer)" in shf_command("run", "tiny", "--out", tmp_path, *words).stderr
+
+
 def test_tune_writes_what_run_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHF_TUNED", str(tmp_path / "mine.json"))
     result = shf_command("tune", "tiny", "adagrad", "--minutes", "0.005", "--quiet")

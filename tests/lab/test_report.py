@@ -368,6 +368,7 @@ def test_the_clock_is_named_where_it_is_not_the_walls(tmp_path: Path) -> None:
     make_run(tmp_path / "a", epochs=2, clock="processor")
     axes = [chart.x_label for chart in charts(runs_below(tmp_path))]
     assert "seconds of training (processor time)" in axes
+    assert "without evaluation and pretraining" in text_of(page(tmp_path / "a"))
     make_run(tmp_path / "b", epochs=2, seed=1)
     words = text_of(page(tmp_path / "a", tmp_path / "b"))
     assert words.count(" 1 s (processor) ") == 1

@@ -259,7 +259,9 @@ def run(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's directory; by default a fresh one below runs/.")] = None,
     force: Force = False,
-    pretrain: Annotated[str | None, typer.Option(help="Layerwise pretraining first: denoising or rbm.")] = None,
+    pretrain: Annotated[
+        str | None, typer.Option(help="Layerwise pretraining first, its time not counted: denoising or rbm.")
+    ] = None,
     pretrain_epochs: Annotated[int | None, typer.Option(min=1, help="Epochs per layer; 10 by default.")] = None,
     untuned: Annotated[bool, typer.Option("--untuned", help="Ignore the file of tuned settings.")] = False,
     rows_every: Annotated[int, typer.Option(min=1, help="Record every so many iterations; epochs always.")] = 1,

@@ -251,6 +251,7 @@ def new_training(
     if config.pretraining is not None and pretrain:
         generator = torch.Generator().manual_seed(config.seed)
         inputs = problem.data.train_inputs
+        note(f"pretraining ({config.pretraining.method}, {config.pretraining.epochs} epochs per layer)")
         pretrain_(
             problem.model,
             inputs,
