@@ -102,6 +102,7 @@ def test_curves_can_be_got_without_a_network(monkeypatch: pytest.MonkeyPatch) ->
     result = shf_command("data", "get", "curves", "--quiet")
     assert result.exit_code == 0
     assert "curves:" in result.output
+    assert "generating" not in shf_command("data", "get", "curves").stderr, "they are there already"
 
 
 def test_run_resume_report(tmp_path: Path) -> None:
