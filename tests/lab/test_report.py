@@ -362,6 +362,12 @@ def test_a_rate_set_by_hand_is_not_called_tuned(tmp_path: Path) -> None:
     shown = page(tmp_path / "a")
     assert "rate set by hand" in shown
     assert "tuned: 0.003" not in shown
+    longer = {"options": ["learning_rate=0.5"], "tuning": {"words": "tuned: 0.003"}, "minutes": 2}
+    make_run(tmp_path / "b", "adam", epochs=1, **longer)
+    assert {run.label for run in runs_below(tmp_path)} == {
+        "adam learning_rate=0.5",
+        "adam learning_rate=0.5, 2 minutes",
+    }
 
 
 def test_the_clock_is_named_where_it_is_not_the_walls(tmp_path: Path) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -83,7 +84,13 @@ def _longer_label(record: RunRecord) -> str:
     config = record.config
     limits = [f"{config[unit]:g} {unit}" for unit in ("epochs", "minutes") if config.get(unit) is not None]
     untuned = ["not tuned"] if "learning_rate" in (config.get("settings") or {}) else []
-    return ", ".join([_label(record), *limits, *(["tuned"] if config.get("tuning") else untuned)])
+    origin = ["tuned"] if config.get("tuning") else untuned
+    return ", ".join([_label(record), *limits, *([] if rate_by_hand(config) else origin)])
+
+
+def rate_by_hand(config: Mapping[str, Any]) -> bool:
+    """Whether the rate was given by ``--set``, over one that may have been tuned."""
+    return any(str(option).startswith("learning_rate=") for option in config.get("options") or ())
 
 
 def _label(record: RunRecord) -> str:

@@ -19,7 +19,7 @@ from markupsafe import Markup
 from matplotlib.image import imsave
 from numpy.typing import NDArray
 
-from shf.lab.figures import Run, charts, metric_words, named, slug
+from shf.lab.figures import Run, charts, metric_words, named, rate_by_hand, slug
 from shf.lab.files import write_atomically
 from shf.lab.plots import SERIES_COLOURS, draw, palette_css
 from shf.lab.records import RUN_FILE, RecordError, RunRecord, number, read_run
@@ -233,7 +233,7 @@ def _best(run: Run) -> float:
 
 def _tuning_words(config: Mapping[str, Any]) -> str:
     """Where the method's rate comes from, in a few words."""
-    if any(str(option).startswith("learning_rate=") for option in config.get("options") or ()):
+    if rate_by_hand(config):
         return "rate set by hand"
     if tuning := config.get("tuning"):
         return str(tuning.get("words", "tuned"))
