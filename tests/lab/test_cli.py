@@ -79,6 +79,13 @@ def test_list_shows_the_paper_and_what_was_measured_here() -> None:
     assert measured["mnist-classifier"] is None
 
 
+def test_the_list_keeps_the_sizes_of_a_network_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    listed = shf_command("list").output
+    assert "784-400-200-100-50-25-6" in listed
+    assert max(map(len, listed.splitlines()[:-1])) <= 80
+
+
 def test_data_are_listed() -> None:
     rows = json.loads(shf_command("data", "--json").output)
     assert {"mnist", "usps", "reuters", "curves"} == {row["name"] for row in rows}
@@ -95,6 +102,7 @@ def test_curves_can_be_got_without_a_network(monkeypatch: pytest.MonkeyPatch) ->
     result = shf_command("data", "get", "curves", "--quiet")
     assert result.exit_code == 0
     assert "curves:" in result.output
+    assert "generating" not in shf_command("data", "get", "curves").stderr, "they are there already"
 
 
 def test_run_resume_report(tmp_path: Path) -> None:
@@ -108,6 +116,8 @@ def test_run_resume_report(tmp_path: Path) -> None:
     assert answer["summary"]["epochs"] == 3
     again = shf_command("resume", tmp_path / "a")
     assert again.exit_code == 0
+    assert "has finished; give it more with --epochs or --minutes" in again.stderr
+    assert shf_command("resume", tmp_path / "a", "--quiet").stderr == ""
     page = tmp_path / "out" / "report.html"
     result = shf_command("report", tmp_path, "--out", page, "--figures", tmp_path / "figures", "--json")
     assert result.exit_code == 0
@@ -132,6 +142,17 @@ def test_progress_goes_to_standard_error_and_the_answer_to_standard_output(tmp_p
     assert "finished after 2 epochs" in result.stderr
 
 
+def test_what_is_left_is_not_estimated_at_the_end(tmp_path: Path) -> None:
+    words = ("run", "tiny", "--threads", "1", "--optimizer", "adam", "--set", "gradient_batch=10000", "--epochs")
+    assert "of training to go" in shf_command(*words, "6", "--out", tmp_path / "a").stderr
+    assert "of training to go" not in shf_command(*words, "5", "--out", tmp_path / "b").stderr
+
+
+def test_pretraining_is_announced(tmp_path: Path) -> None:
+    words = ("--pretrain", "denoising", "--pretrain-epochs", "2", "--epochs", "1", "--threads", "1")
+    assert "pretraining (denoising, 2 epochs per layer)" in shf_command("run", "tiny", "--out", tmp_path, *words).stderr
+
+
 def test_tune_writes_what_run_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHF_TUNED", str(tmp_path / "mine.json"))
     result = shf_command("tune", "tiny", "adagrad", "--minutes", "0.005", "--quiet")
@@ -142,6 +163,19 @@ def test_tune_writes_what_run_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     config = read_run(tmp_path / "a").config
     assert config["settings"]["learning_rate"] == chosen
     assert config["tuning"]["tried"] >= 5
+
+
+def test_tune_shows_every_trial(tmp_path: Path) -> None:
+    shown = shf_command("tune", "tiny", "adagrad", "--minutes", "0.001", "--out", tmp_path / "t.json").stderr
+    trials = len(METHODS["adagrad"].grid["learning_rate"])
+    assert len(re.findall(rf"^rung 1, with {trials} trials: learning_rate=[\d.]+: [\d.]+$", shown, re.M)) == trials
+
+
+def test_a_report_counts_its_runs(tmp_path: Path) -> None:
+    for count in ("1 run", "2 runs"):
+        run_tiny(tmp_path / count)
+        page = tmp_path / "r.html"
+        assert shf_command("report", tmp_path, "--out", page).output == f"{page}: {count}\n"
 
 
 def test_bench_is_called_with_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,12 +221,16 @@ def test_completion_knows_the_names() -> None:
         (["tune", "tinny", "adam"], "did you mean 'tiny'"),
         (["tune", "usps-classifier", "dropout-sgd-last"], "use usps-classifier-dropout"),
         (["report", ".", "--out", "."], "--out .: a directory; expected the page's file"),
+        (["report", ".", "--figures", "file"], "--figures file: a file; expected a directory"),
+        (["run", "tiny", "--out", "file"], "--out file: a file; expected a directory"),
+        (["demo", "--out", "file"], "--out file: a file; expected a directory"),
     ],
 )
 def test_bad_commands_end_with_2_and_say_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
     result = shf_command(*words)
     assert result.exit_code == 2, result.output
     assert message in re.sub(r"\s+", " ", result.stderr)

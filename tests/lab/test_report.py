@@ -122,6 +122,16 @@ def test_the_page_has_ours_and_the_papers_figure_in_both_units(tmp_path: Path) -
     assert "not tuned" in words
 
 
+def test_the_page_says_on_how_many_cases_errors_are_measured(tmp_path: Path) -> None:
+    directory, other = make_run(tmp_path / "a", epochs=1), make_run(tmp_path / "b", epochs=1)
+    assert "Errors are measured on" not in page(directory)
+    run = read_run(directory).run
+    run["config"]["experiment"]["evaluation_cases"] = 1000
+    write_run(directory / "run.json", run)
+    assert "Errors are measured on the first 1000 cases of each part of the data." in text_of(page(directory))
+    assert "Errors are measured on the first 1000 or all cases of each part" in text_of(page(directory, other))
+
+
 def test_the_page_says_where_rates_come_from(tmp_path: Path) -> None:
     tuned = make_run(tmp_path / "a", "adam", tuning={"words": "tuned: 0.003 (best of 6)"})
     by_hand = make_run(tmp_path / "b", "nag", options=["learning_rate=0.5"])
@@ -187,6 +197,17 @@ def test_runs_of_several_seeds_get_their_mean_and_spread(tmp_path: Path) -> None
     words = text_of(page(*directories))
     assert f"shf: mean of 5 {np.mean(values):.4g} ± {np.std(values, ddof=1):.2g} 0.089" in words
     assert "mean of" not in text_of(page(directories[0]))
+
+
+@pytest.mark.parametrize("status", ["interrupted", "running", "diverged"])
+def test_a_run_that_did_not_finish_is_left_out_of_the_mean(tmp_path: Path, status: str) -> None:
+    directories = [make_run(tmp_path / str(seed), seed=seed, epochs=30 if seed else 3) for seed in range(3)]
+    values = [read_run(d).epochs[-1]["train_squared_error"] for d in directories[1:]]
+    run = read_run(directories[0]).run
+    write_run(directories[0] / "run.json", {**run, "status": status})
+    words = text_of(page(*directories))
+    assert f"shf: mean of the 2 that finished {np.mean(values):.4g} ± {np.std(values, ddof=1):.2g}" in words
+    assert "mean of" not in text_of(page(*directories[:2]))
 
 
 def test_a_run_without_an_epoch_yet_is_shown_without_curves(tmp_path: Path) -> None:
@@ -317,6 +338,19 @@ def test_only_replicates_share_a_name(tmp_path: Path) -> None:
     assert len({run.label for run in runs_below(tmp_path)}) == 4
 
 
+def test_directories_of_one_name_do_not_make_replicates(tmp_path: Path) -> None:
+    for place, rate in (("before", 0.1), ("after", 0.2)):
+        make_run(tmp_path / place / "adam-seed0", "adam", epochs=3, settings={"learning_rate": rate})
+    assert len({run.label for run in runs_below(tmp_path)}) == 2
+    assert "mean of" not in text_of(page(*report.find_runs([tmp_path])))
+
+
+def test_a_method_without_a_rate_is_not_called_untuned(tmp_path: Path) -> None:
+    for budget in (2, 3):
+        make_run(tmp_path / str(budget), epochs=3, minutes=budget)
+    assert [run.label for run in runs_below(tmp_path)] == ["shf, 2 minutes", "shf, 3 minutes"]
+
+
 def test_a_run_that_is_named_twice_is_there_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_run(tmp_path / "a", epochs=1)
     monkeypatch.chdir(tmp_path)
@@ -328,12 +362,23 @@ def test_a_rate_set_by_hand_is_not_called_tuned(tmp_path: Path) -> None:
     shown = page(tmp_path / "a")
     assert "rate set by hand" in shown
     assert "tuned: 0.003" not in shown
+    longer = {"options": ["learning_rate=0.5"], "tuning": {"words": "tuned: 0.003"}, "minutes": 2}
+    make_run(tmp_path / "b", "adam", epochs=1, **longer)
+    assert {run.label for run in runs_below(tmp_path)} == {
+        "adam learning_rate=0.5",
+        "adam learning_rate=0.5, 2 minutes",
+    }
 
 
 def test_the_clock_is_named_where_it_is_not_the_walls(tmp_path: Path) -> None:
     make_run(tmp_path / "a", epochs=2, clock="processor")
     axes = [chart.x_label for chart in charts(runs_below(tmp_path))]
     assert "seconds of training (processor time)" in axes
+    assert "without evaluation and pretraining" in text_of(page(tmp_path / "a"))
+    make_run(tmp_path / "b", epochs=2, seed=1)
+    words = text_of(page(tmp_path / "a", tmp_path / "b"))
+    assert words.count(" 1 s (processor) ") == 1
+    assert words.count(" 1 s ") == 2
 
 
 # drawing

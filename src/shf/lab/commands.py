@@ -221,7 +221,8 @@ def tune(
             last = trial.scores[-1]
             shown = "diverged" if last is None else f"{last:.4g}"
             amount = {} if trial.input_dropout is None else {"input_dropout": trial.input_dropout}
-            typer.echo(f"rung {rung} of {size} trials: {dict(trial.settings) | amount} {shown}", err=True)
+            settings = ", ".join(f"{name}={value}" for name, value in {**trial.settings, **amount}.items())
+            typer.echo(f"rung {rung}, with {size} trials: {settings}: {shown}", err=True)
 
     choice = tune_experiment(
         chosen,
@@ -258,7 +259,9 @@ def run(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's directory; by default a fresh one below runs/.")] = None,
     force: Force = False,
-    pretrain: Annotated[str | None, typer.Option(help="Layerwise pretraining first: denoising or rbm.")] = None,
+    pretrain: Annotated[
+        str | None, typer.Option(help="Layerwise pretraining first, its time not counted: denoising or rbm.")
+    ] = None,
     pretrain_epochs: Annotated[int | None, typer.Option(min=1, help="Epochs per layer; 10 by default.")] = None,
     untuned: Annotated[bool, typer.Option("--untuned", help="Ignore the file of tuned settings.")] = False,
     rows_every: Annotated[int, typer.Option(min=1, help="Record every so many iterations; epochs always.")] = 1,
@@ -282,6 +285,7 @@ def run(
     from shf.lab.recorder import holds_run
 
     _refuse_both(epochs, minutes)
+    _refuse_file("--out", out)
     request = Request(
         experiment=experiment,
         method=optimizer,
@@ -351,6 +355,7 @@ def report(
 
     if out.is_dir():
         raise ExperimentError(f"--out {out}: a directory; expected the page's file, such as {out / 'report.html'}")
+    _refuse_file("--figures", figures)
     found = reporting.read_verified(reporting.find_runs(directories), unverified=unverified)
     records, others = reporting.of_experiments(found)
     if records:
@@ -362,7 +367,8 @@ def report(
     if as_json:
         typer.echo(json.dumps({"report": str(out), "runs": len(records), "figures": [str(path) for path in drawn]}))
     elif not quiet:
-        typer.echo(f"{out}: {len(records)} runs" + (f", {len(drawn)} figures in {figures}" if drawn else ""))
+        runs = f"{len(records)} run{'' if len(records) == 1 else 's'}"
+        typer.echo(f"{out}: {runs}" + (f", {len(drawn)} figures in {figures}" if drawn else ""))
 
 
 @app.command()
@@ -377,6 +383,7 @@ def demo(
     """SHF against tuned Adam and NAG in equal time, on generated curves: about three minutes, and a report."""
     from shf.lab.demo import run_demo
 
+    _refuse_file("--out", out)
     raise typer.Exit(run_demo(out, minutes=minutes, seed=seed, force=force, as_json=as_json, quiet=quiet))
 
 
@@ -395,6 +402,11 @@ def bench(
 def _refuse_both(epochs: int | None, minutes: float | None) -> None:
     if epochs is not None and minutes is not None:
         raise ExperimentError(f"--epochs {epochs} and --minutes {minutes:g} contradict each other: give one of the two")
+
+
+def _refuse_file(option: str, place: Path | None) -> None:
+    if place is not None and place.exists() and not place.is_dir():
+        raise ExperimentError(f"{option} {place}: a file; expected a directory, or the name of a new one")
 
 
 def _conclude(result: RunResult, as_json: bool) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -58,12 +59,12 @@ def named(records: Sequence[RunRecord]) -> list[Run]:
 
 def _labels(records: Sequence[RunRecord]) -> list[str]:
     """Names under which only runs that differ in nothing but seed and split come together."""
-    for name in (_label, _longer_label):
+    for name in (_label, _longer_label, _placed_label):
         labels = [name(record) for record in records]
         kinds = {(label, _kind(record)) for label, record in zip(labels, records, strict=True)}
         if len(kinds) == len(set(labels)):
             return labels
-    return [f"{label} in {record.directory.name}" for label, record in zip(labels, records, strict=True)]
+    return [f"{_longer_label(record)} in {record.directory}" for record in records]
 
 
 def _kind(record: RunRecord) -> str:
@@ -74,11 +75,22 @@ def _kind(record: RunRecord) -> str:
     return json.dumps(config, sort_keys=True, default=str)
 
 
+def _placed_label(record: RunRecord) -> str:
+    return f"{_longer_label(record)} in {record.directory.name}"
+
+
 def _longer_label(record: RunRecord) -> str:
-    """With the budget, and where the settings come from."""
+    """With the budget, and where the settings come from if there is a rate to tune."""
     config = record.config
     limits = [f"{config[unit]:g} {unit}" for unit in ("epochs", "minutes") if config.get(unit) is not None]
-    return ", ".join([_label(record), *limits, "tuned" if config.get("tuning") else "not tuned"])
+    untuned = ["not tuned"] if "learning_rate" in (config.get("settings") or {}) else []
+    origin = ["tuned"] if config.get("tuning") else untuned
+    return ", ".join([_label(record), *limits, *([] if rate_by_hand(config) else origin)])
+
+
+def rate_by_hand(config: Mapping[str, Any]) -> bool:
+    """Whether the rate was given by ``--set``, over one that may have been tuned."""
+    return any(str(option).startswith("learning_rate=") for option in config.get("options") or ())
 
 
 def _label(record: RunRecord) -> str:

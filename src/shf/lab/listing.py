@@ -15,13 +15,13 @@ from shf.lab.words import duration
 
 def experiments_table(experiments: Iterable[Experiment], seconds_per_epoch: Mapping[str, float]) -> Table:
     """The paper's setting and figure, and the time here: measured, or estimated for two cores (≈)."""
-    table = _table("experiment", "what, and the paper's setting", "the paper", "time here")
+    table = _table("experiment", "what, the paper's setting and result", "time here")
     for experiment in experiments:
         measured = seconds_per_epoch.get(experiment.name)
         estimate = f"≈ {duration(60 * experiment.minutes)}"
         time = estimate if measured is None else duration(measured * experiment.epochs)
-        row = (experiment.name, f"{experiment.summary}\n{_setting(experiment)}", _paper(experiment), time)
-        table.add_row(*map(Text, row))
+        what = "\n".join(filter(None, (experiment.summary, _setting(experiment), _paper(experiment))))
+        table.add_row(*map(Text, (experiment.name, what, time)))
     return table
 
 
@@ -36,7 +36,8 @@ def _setting(experiment: Experiment) -> str:
 def _paper(experiment: Experiment) -> str:
     found = experiment.paper.get("shf")
     unit = {"test_errors": " errors", "test_error_percent": " %"}.get(experiment.metric, "")
-    return experiment.figure if found is None else f"{found:g}{unit} ({experiment.figure})"
+    words = experiment.figure if found is None else f"{found:g}{unit} ({experiment.figure})"
+    return f"the paper: {words}" if words else ""
 
 
 def methods_table(methods: Iterable[MethodSpec]) -> Table:

@@ -19,7 +19,7 @@ from markupsafe import Markup
 from matplotlib.image import imsave
 from numpy.typing import NDArray
 
-from shf.lab.figures import Run, charts, metric_words, named, slug
+from shf.lab.figures import Run, charts, metric_words, named, rate_by_hand, slug
 from shf.lab.files import write_atomically
 from shf.lab.plots import SERIES_COLOURS, draw, palette_css
 from shf.lab.records import RUN_FILE, RecordError, RunRecord, number, read_run
@@ -36,6 +36,7 @@ class Section:
     figure: str
     paper_note: str
     data_note: str
+    cases: str
     columns: tuple[str, ...]
     rows: tuple[dict[str, Any], ...]
     damped: bool
@@ -139,6 +140,7 @@ def _section(name: str, records: Sequence[RunRecord]) -> Section:
         figure=str(experiment.get("figure", "")),
         paper_note=str(experiment.get("paper_note", "")),
         data_note=str((records[0].run.get("data") or {}).get("note", "")),
+        cases=_evaluated(records),
         columns=tuple(metric_words(column) for column in columns),
         rows=tuple(_rows(runs, columns)),
         damped=any(chart.references for chart in drawn),
@@ -146,6 +148,13 @@ def _section(name: str, records: Sequence[RunRecord]) -> Section:
         pictures=tuple(picture for run in runs if (picture := _picture(run))),
         details=tuple(_details(run) for run in runs),
     )
+
+
+def _evaluated(records: Sequence[RunRecord]) -> str:
+    """Which cases of each part of the data errors are measured on; nothing where all runs take all."""
+    found = {record.config["experiment"].get("evaluation_cases") for record in records}
+    first = [f"the first {cases}" for cases in sorted(cases for cases in found if isinstance(cases, int))]
+    return " or ".join([*first, *(["all"] if None in found else [])]) if first else ""
 
 
 def _columns(runs: Sequence[Run]) -> list[str]:
@@ -159,20 +168,25 @@ def _columns(runs: Sequence[Run]) -> list[str]:
 
 
 def _rows(runs: Sequence[Run], columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """A row per run, and after runs that differ in seed or split alone their mean and standard deviation."""
+    """A row per run, and after runs that differ in seed or split alone their mean and standard deviation.
+
+    Only finished runs are averaged: one that was stopped early or diverged has not reached what the others have.
+    """
     for label in dict.fromkeys(run.label for run in runs):
         group = [run for run in runs if run.label == label]
         yield from (_row(run, columns) for run in group)
-        if len(group) > 1:
-            yield _mean_row(group, columns)
+        finished = [run for run in group if run.record.status == "finished"]
+        if len(finished) > 1:
+            which = f"{len(finished)}" if len(finished) == len(group) else f"the {len(finished)} that finished"
+            yield _mean_row(finished, columns, f"{label}: mean of {which}")
 
 
-def _mean_row(group: Sequence[Run], columns: Sequence[str]) -> dict[str, Any]:
+def _mean_row(group: Sequence[Run], columns: Sequence[str], label: str) -> dict[str, Any]:
     last = [run.record.epochs[-1] if run.record.epochs else {} for run in group]
-    best = [np.nanmin(run.record.column(run.metric)) for run in group if _any(run.record.column(run.metric))]
+    best = [_best(run) for run in group]
     return {
         **_row(group[0], columns),
-        "label": f"{group[0].label}: mean of {len(group)}",
+        "label": label,
         "values": [_mean([number(row.get(column)) for row in last]) for column in columns],
         "best": _mean(best),
         **dict.fromkeys(("epochs", "time", "passes", "tuned", "status"), ""),
@@ -183,11 +197,10 @@ def _mean_row(group: Sequence[Run], columns: Sequence[str]) -> dict[str, Any]:
 
 
 def _mean(values: Sequence[float]) -> str:
-    """Mean ± standard deviation (of the sample)."""
-    finite = np.array([value for value in values if np.isfinite(value)])
-    if finite.size < 2:
+    """Mean ± standard deviation (of the sample) of all of them, or none."""
+    if not np.isfinite(values).all():
         return "–"
-    return f"{finite.mean():.4g} ± {finite.std(ddof=1):.2g}"
+    return f"{np.mean(values):.4g} ± {np.std(values, ddof=1):.2g}"
 
 
 def _row(run: Run, columns: Sequence[str]) -> dict[str, Any]:
@@ -200,10 +213,10 @@ def _row(run: Run, columns: Sequence[str]) -> dict[str, Any]:
         "seed": config.get("seed"),
         "split": config.get("split") if config["experiment"].get("data") == "usps" else None,
         "values": [_figure(last.get(column)) for column in columns],
-        "best": _figure(np.nanmin(record.column(run.metric)) if _any(record.column(run.metric)) else None),
+        "best": _figure(_best(run)),
         "paper": "–" if paper is None else _figure(paper),
         "epochs": _figure(last.get("epoch")),
-        "time": duration(number(last.get("elapsed_seconds"))),
+        "time": _time(last.get("elapsed_seconds"), str(config.get("clock", "wall"))),
         "passes": _figure(last.get("passes"), 3),
         "status": record.status,
         "trusted": not record.problems,
@@ -212,17 +225,24 @@ def _row(run: Run, columns: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _any(values: NDArray[np.float64]) -> bool:
-    return bool(np.isfinite(values).any())
+def _best(run: Run) -> float:
+    """The lowest of the judged error; NaN where there is none."""
+    values = run.record.column(run.metric)
+    return float(np.nanmin(values)) if np.isfinite(values).any() else float("nan")
 
 
 def _tuning_words(config: Mapping[str, Any]) -> str:
     """Where the method's rate comes from, in a few words."""
-    if any(str(option).startswith("learning_rate=") for option in config.get("options") or ()):
+    if rate_by_hand(config):
         return "rate set by hand"
     if tuning := config.get("tuning"):
         return str(tuning.get("words", "tuned"))
     return "not tuned" if "learning_rate" in (config.get("settings") or {}) else "has none"
+
+
+def _time(seconds: Any, clock: str) -> str:
+    """Time says what clock it is of where it is not the wall's."""
+    return duration(number(seconds)) + (f" ({clock})" if clock != "wall" else "")
 
 
 def _figure(value: Any, digits: int = 4) -> str:

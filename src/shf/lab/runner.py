@@ -108,6 +108,7 @@ def resume(
     record = read_run_file(directory)
     config = _extended(RunConfig.from_json(record.get("config") or {}), record, epochs, minutes)
     if record.get("status") == Status.FINISHED and epochs is None and minutes is None:
+        observer.note(f"{directory} has finished; give it more with --epochs or --minutes")
         return RunResult(Status.FINISHED, directory, config, record.get("summary") or {})
     with locked(directory, force=options.force) as stale:
         if stale:
@@ -194,7 +195,7 @@ def _train(training: Training, recorder: Recorder, directory: Path, observer: Ob
                 _end_epoch(training, recorder, observer)
             elif training.evaluation_due:
                 recorder.row(training.evaluate())
-            if not estimated and budget.enough_to_estimate(training, first):
+            if not estimated and not budget.exhausted(training) and budget.enough_to_estimate(training, first):
                 estimated = True
                 observer.estimate(training.summary()["seconds_per_epoch"], budget.progress(training))
             if stop and not budget.exhausted(training):
@@ -250,6 +251,7 @@ def new_training(
     if config.pretraining is not None and pretrain:
         generator = torch.Generator().manual_seed(config.seed)
         inputs = problem.data.train_inputs
+        note(f"pretraining ({config.pretraining.method}, {config.pretraining.epochs} epochs per layer)")
         pretrain_(
             problem.model,
             inputs,

@@ -151,6 +151,7 @@ def _curves_status(data_dir: Path | str | None) -> DataStatus:
 
 def _fetch_curves(data_dir: Path | str | None, progress: Progress) -> DataStatus:
     if not any((root / curves.ORIGINAL).is_file() for root in roots(data_dir)):
-        progress(f"generating {curves.TRAIN + curves.TEST} curves")
+        if not curves.cache_path(cache_directory(), curves.TRAIN, curves.TEST, 0).is_file():
+            progress(f"generating {curves.TRAIN + curves.TEST} curves")
         curves.generate_cached(cache_directory(), curves.TRAIN, curves.TEST, 0)
     return _curves_status(data_dir)
