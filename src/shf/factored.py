@@ -154,7 +154,7 @@ class Renewal:
         solve = self.memory.inverse(self._factors, float(self._numbers[_DAMPING] or 0.0), decay).solver(self.network)
         if not ranks.split:
             return solve
-        size = sum(self.network.shapes.sizes)
+        size = self.network.shapes.total
         return lambda r: ranks.own(solve(ranks.whole(r, size)))
 
     def write(self) -> dict[str, Any]:
