@@ -10,7 +10,7 @@ from torch import nn
 
 from shf.lab.baselines.objective import Objective
 from shf.lab.baselines.protocol import COMMON, Loss, MethodSpec, Settings
-from shf.lab.baselines.torch_methods import TorchMethod
+from shf.lab.baselines.torch_methods import BATCH, MATRIX_BATCH, TorchMethod
 from shf.lab.experiments import ExperimentError
 
 Build = Callable[[Any, Settings], torch.optim.Optimizer]
@@ -72,6 +72,7 @@ def _spec(
     rate: float,
     *,
     rates: tuple[float, ...] = (),
+    batch: int = BATCH,
     method: type[TorchMethod] = TorchMethod,
     **settings: float,
 ) -> MethodSpec:
@@ -80,7 +81,7 @@ def _spec(
         return method(objective, [build(objective.parameters, chosen)])
 
     defaults = {"learning_rate": rate, **settings, **COMMON}
-    return MethodSpec(name, summary, factory, defaults, {"learning_rate": rates} if rates else {}, 200)
+    return MethodSpec(name, summary, factory, defaults, {"learning_rate": rates} if rates else {}, batch)
 
 
 SPECS: tuple[MethodSpec, ...] = (
@@ -89,7 +90,8 @@ SPECS: tuple[MethodSpec, ...] = (
         "SOAP (Vyas et al.): Adam in Shampoo's eigenbasis",
         _soap,
         0.003,
-        rates=(0.03, 0.01, 0.003, 0.001, 0.0003),
+        rates=(0.1, 0.03, 0.01, 0.003, 0.001, 0.0003),
+        batch=MATRIX_BATCH,
         factor_every=10,
     ),
     _spec(
@@ -97,7 +99,8 @@ SPECS: tuple[MethodSpec, ...] = (
         "Shampoo (Gupta et al.)",
         _shampoo,
         0.1,
-        rates=(3.0, 1.0, 0.3, 0.1, 0.03, 0.01),
+        rates=(1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001),
+        batch=MATRIX_BATCH,
         factor_every=20,
     ),
     _spec("prodigy", "Prodigy (Mishchenko & Defazio): Adam that finds its rate", _prodigy, 1.0, first_rate=1e-6),

@@ -172,20 +172,21 @@ def _lbfgs(model: nn.Module, loss: Loss, settings: Settings) -> LBFGSMethod:
 
 
 _RATES = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)
-_BATCH = 200
+BATCH, MATRIX_BATCH = 200, 500
+"""Rows that a method wants: a larger batch where most of a step is work on matrices, whatever the batch."""
 
 
 def _momentum_spec(name: str, summary: str, maximum: float, *, nesterov: bool = False, **rest: Any) -> MethodSpec:
     defaults = {"learning_rate": 0.01, "max_momentum": maximum, "total_updates": None, "final_updates": 1000, **COMMON}
     grid = {"learning_rate": _RATES, **rest.pop("grid", {})}
-    return MethodSpec(name, summary, _momentum(nesterov), defaults, grid, _BATCH, **rest)
+    return MethodSpec(name, summary, _momentum(nesterov), defaults, grid, BATCH, **rest)
 
 
 def _simple_spec(
     name: str, summary: str, optimizer: Callable[..., torch.optim.Optimizer], rates: tuple[float, ...], **rest: Any
 ) -> MethodSpec:
     defaults = {"learning_rate": rest.pop("rate", 0.01), **COMMON}
-    return MethodSpec(name, summary, _simple(optimizer), defaults, {"learning_rate": rates}, _BATCH, **rest)
+    return MethodSpec(name, summary, _simple(optimizer), defaults, {"learning_rate": rates}, BATCH, **rest)
 
 
 SPECS: tuple[MethodSpec, ...] = (
@@ -216,7 +217,7 @@ SPECS: tuple[MethodSpec, ...] = (
         _muon,
         {"learning_rate": 0.003, **COMMON},
         {"learning_rate": (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)},
-        _BATCH,
+        MATRIX_BATCH,
     ),
     MethodSpec(
         "lbfgs",
