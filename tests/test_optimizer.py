@@ -195,11 +195,16 @@ def test_zero_grad(to_none):
     assert all(p.grad is None if to_none else not p.grad.any() for p in optimizer.model.parameters())
 
 
-def test_learning_rate_schedulers_find_nothing_to_schedule():
+@pytest.mark.parametrize("loaded", [False, True])
+def test_learning_rate_schedulers_are_told_that_there_is_nothing_to_schedule(loaded):
     optimizer = trained(mlp(), 0)
+    if loaded:
+        optimizer.load_state_dict(trained(mlp(), 1).state_dict())
     assert not any("lr" in group for group in optimizer.param_groups)
-    with pytest.raises(KeyError, match="lr"):
+    with pytest.raises(KeyError, match="no learning rate in this optimizer"):
         torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    with pytest.raises(KeyError, match="^'rate'$"):
+        optimizer.param_groups[0]["rate"]
 
 
 @pytest.mark.parametrize("training", [True, False])

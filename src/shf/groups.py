@@ -19,6 +19,18 @@ def check_decay(owner: str, weight_decay: Any) -> float:
     return float(weight_decay)
 
 
+class Group(dict[str, Any]):
+    """A parameter group; to schedulers and monitors, which ask it for a learning rate, it says that there is none."""
+
+    def __missing__(self, key: str) -> Any:
+        if key == "lr":
+            raise KeyError(
+                "there is no learning rate in this optimizer, so nothing to schedule or to monitor: leave the learning rate "
+                "scheduler out (λ, optimizer.damping, is what changes from step to step)"
+            )
+        raise KeyError(key)
+
+
 def make_groups(model: nn.Module, params: Parameters | None, weight_decay: float) -> list[dict[str, Any]]:
     """Parameter groups. Where none are given explicitly, weights (ndim ≥ 2) decay and the rest does not."""
     if isinstance(params, Tensor | set | frozenset | Mapping) or not isinstance(params, Iterable | None):

@@ -23,7 +23,7 @@ from shf.diagnosis import diagnose
 from shf.exhaustion import explained_exhaustion
 from shf.extras import Extras, make_extras, make_solver
 from shf.factored import FactorMemory
-from shf.groups import Parameters, check_decay, decay_weights, make_groups, members, trainable
+from shf.groups import Group, Parameters, check_decay, decay_weights, make_groups, members, trainable
 from shf.interruption import no_interrupts
 from shf.lastsolution import LastSolution, whole_deltas
 from shf.layout import NO_ROWS, Layout, LayoutMemory
@@ -275,7 +275,7 @@ class SHF(Optimizer):
             raise ValueError(
                 f"parameters of shape {shapes} do not belong to the model that {type(self).__name__} was given"
             )
-        group = {**param_group, "params": params}
+        group = Group({**param_group, "params": params})
         if "weight_decay" in group:
             group["weight_decay"] = check_decay(f"{type(self).__name__}: parameter group", group["weight_decay"])
         super().add_param_group(group)
@@ -294,6 +294,7 @@ class SHF(Optimizer):
             )
         refuse_other_shapes(state_dict, self.param_groups)
         super().load_state_dict(state_dict)
+        self.param_groups = [Group(group) for group in self.param_groups]
         self._last_solution.forget()
 
     def __getstate__(self) -> dict[str, Any]:
