@@ -208,6 +208,7 @@ def test_completion_knows_the_names() -> None:
         (["run", "tiny", "--pretrain-epochs", "2"], "without --pretrain"),
         (["run", "tiny", "--pretrain", "luck"], "denoising or rbm"),
         (["run", "tiny", "--set", "dampign=1"], "did you mean 'damping'"),
+        (["run", "tiny", "--set", "seed=5"], "give --seed"),
         (["run", "tiny", "--set", "cg_iterations=0"], "cg_iterations=0"),
         (["run", "tiny", "--optimizer", "dropout-sgd-all"], "trains with dropout"),
         (["run", "curves-demo", "--optimizer", "dropout-sgd-all"], "curves-demo has none"),

@@ -67,9 +67,8 @@ def test_opponents_are_tuned_and_the_table_reads_what_was_run(tmp_path, monkeypa
     """Two seeds of the preset on a network of moments, and an opponent that is tuned before it runs."""
     monkeypatch.setattr(experiments, "EXPERIMENTS", {"tiny": tiny_experiment()})
     monkeypatch.setattr(fast, "RESULTS", tmp_path)
-    ours = replace(fast.FAST, seeds=(0, 1))
-    monkeypatch.setattr(fast, "FAST", ours)
-    group = fast.Group("tiny", "tiny", 0.002, (ours, *fast.tuned("adam")), (), 0.005, goal=("train_loss", 100))
+    ours, goals = replace(fast.FAST, seeds=(0, 1)), (("train_loss", 100), ("train_loss", -1))
+    group = fast.Group("tiny", "tiny", 0.002, (ours, *fast.tuned("adam")), (), 0.005, goals=goals)
     assert group.records() == {}
     assert work(list(group.queue()), tmp_path, say=lambda words: None)
     records = group.records()
@@ -77,8 +76,9 @@ def test_opponents_are_tuned_and_the_table_reads_what_was_run(tmp_path, monkeypa
     head, _, first, second = fast._table(group, records).splitlines()
     assert head.count("|") == first.count("|") == second.count("|")
     assert "fast, 2 runs" in first
-    assert head.split("|")[-2].strip() == "training loss per case of 100 after, s"
-    assert first.split("|")[-2].strip() == "0 (0 to 0)"
+    assert head.split("|")[-3].strip() == "training loss per case of 100 after, s"
+    assert [cell.strip() for cell in first.split("|")[-3:-1]] == ["0 (0 to 0)", "not in 2 of 2"]
+    assert first.split("|")[4].strip() == "", "ours is not compared with itself"
     assert second.split("|")[4].strip().endswith(("×", "not in 1 of 1"))
     with (tmp_path / "tiny" / "adam-0" / "metrics.jsonl").open("ab") as file:
         file.write(b"{}\n")

@@ -289,6 +289,16 @@ def test_a_name_from_a_record_stays_inside_the_directory(tmp_path: Path) -> None
     assert slug("../..") == "chart"
 
 
+def test_a_record_that_cannot_be_read_is_refused_or_passed_over(tmp_path: Path) -> None:
+    good, bad = make_run(tmp_path / "a"), make_run(tmp_path / "b")
+    (bad / "run.json").write_text("{")
+    with pytest.raises(RecordError, match=r"run.json.*\n.*--unverified"):
+        report.read_verified([good, bad])
+    assert [record.directory for record in report.read_verified([good, bad], unverified=True)] == [good]
+    with pytest.raises(RecordError, match=r"run.json"):
+        report.read_verified([bad], unverified=True)
+
+
 def test_an_edited_record_is_refused_or_marked(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a")
     metrics = run / "metrics.jsonl"

@@ -390,7 +390,10 @@ def demo(
 @app.command()
 def bench(
     out: Annotated[Path | None, typer.Option(help="Where the figures go.")] = None,
-    case: Annotated[list[str] | None, typer.Option(help="Only this case or section; repeatable.")] = None,
+    case: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this case or section, such as step or step/usps; an unknown name lists all."),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Shrunk shapes, once each.")] = False,
 ) -> None:
     """What a step costs: against its matrix products, with size, in memory, and beside its peers."""

@@ -52,6 +52,10 @@ def configure(request: Request, experiment: Experiment | None = None, *, choices
     """
     experiment, spec = experiment or find(request.experiment), find_method(request.method)
     chosen = parse_options(request.options)
+    if "seed" in chosen:
+        raise ExperimentError(
+            f"--set seed={chosen['seed']}: give --seed, which seeds weights, batches and masks as one"
+        )
     choice = None if request.untuned else find_choice(experiment.name, spec.name, choices)
     experiment = _as_defined(experiment, spec, choice)
     experiment = experiment.with_options({k: v for k, v in chosen.items() if k in OPTIONS})

@@ -60,13 +60,23 @@ def find_runs(places: Sequence[Path]) -> list[Path]:
 
 
 def read_verified(directories: Sequence[Path], *, unverified: bool = False) -> list[RunRecord]:
-    """The records of the runs; one that was changed after it was written is refused unless `unverified`."""
-    records = [read_run(directory) for directory in directories]
-    problems = [f"{record.directory}: {problem}" for record in records for problem in record.problems]
+    """The records of the runs. One that was changed after it was written, or cannot be read, is refused unless
+    `unverified`; what can be read is then shown."""
+    records, problems = [], []
+    for directory in directories:
+        try:
+            record = read_run(directory)
+        except RecordError as error:
+            problems.append(str(error))
+            continue
+        records.append(record)
+        problems += [f"{directory}: {problem}" for problem in record.problems]
     if problems and not unverified:
         raise RecordError(
             "records that cannot be trusted:\n" + "\n".join(problems) + "\nShow them all the same with --unverified."
         )
+    if not records:
+        raise RecordError("\n".join(problems))
     return records
 
 
