@@ -107,6 +107,7 @@ ABLATIONS = (
     Entry("start", "CG from γδ, as in the paper", "fast", ("cg_decay=0.95",)),
     Entry("exact", "exact momentum", "fast", ("cg_decay=0.95", "delta_momentum=exact")),
     Entry("zeta-1", "ζ = 1", "fast", ("cg_iterations=1",)),
+    Entry("zeta-2", "ζ = 2 whatever the noise", "fast", ("cg_noise=null",)),
     Entry("factor", "λ moves by 0.9, up as down", "fast", ("damping_factor=0.9", "damping_rise=1")),
     Entry("rise", "λ moves by 0.7, up as down", "fast", ("damping_rise=1",)),
     Entry("no-floor", "no floor under λ", "fast", ("damping=0.2",)),

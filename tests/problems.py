@@ -151,7 +151,7 @@ def _spoil(data: Tensor, draw: random.Random) -> Tensor:
 
 
 def _options(draw: random.Random) -> dict[str, Any]:
-    return {
+    options = {
         "damping": draw.choice((1e-15, 1e-6, 0.1, 1.0, 100.0, 1e15, "auto")),
         "damping_factor": draw.choice((0.99, 2 / 3, 0.1)),
         "damping_rise": draw.choice((1.0, 1.0, 4.0)),
@@ -177,6 +177,7 @@ def _options(draw: random.Random) -> dict[str, Any]:
         "max_rejections": None,
         "nonfinite": draw.choice(("raise", "skip")),
     }
+    return {**options, "cg_noise": None if options["noise_every"] is None else 0.5}
 
 
 def draw_problem(seed: int) -> Drawn:

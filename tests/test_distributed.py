@@ -91,6 +91,7 @@ OPTIONS = {
         "damping_factor": 0.9,
         "damping_rise": 2.0,
         "noise_every": 1,
+        "cg_noise": 0.5,
         "cg_worth": True,
         "averaging": 0.9,
     },

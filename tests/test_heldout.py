@@ -277,6 +277,7 @@ def test_before_the_first_step_there_is_no_damping_yet():
         {"cg_worth": True},
         {"averaging": 0.9},
         {"noise_every": 3},
+        {"cg_noise": 0.3, "noise_every": 3},
         {"delta_momentum": "exact"},
     ],
 )

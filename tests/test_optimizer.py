@@ -203,7 +203,7 @@ def test_learning_rate_schedulers_are_told_that_there_is_nothing_to_schedule(loa
     assert not any("lr" in group for group in optimizer.param_groups)
     with pytest.raises(KeyError, match="no learning rate in this optimizer"):
         torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    with pytest.raises(KeyError, match="^'rate'$"):
+    with pytest.raises(KeyError, match=r"^'rate'$"):
         optimizer.param_groups[0]["rate"]
 
 

@@ -96,6 +96,12 @@ CASES = {
         ("batch", "held-out"), ("batch", "held-out"), where={"damping_factor": 0.8}, vanishes=ONE_STEP
     ),
     "cg_worth": Case((False, True), (False, True), where={"cg_iterations": 12}, vanishes={"cg_iterations": 1}),
+    "cg_noise": Case(
+        (None, 0.0),
+        (None, 0.0),
+        where={**OVERSHOOTING, "noise_every": 1},
+        vanishes={"noise_every": 1, "cg_iterations": 1},
+    ),
     # seen in `averaged` and in `StepInfo` alone
     "averaging": Case((), (0.0, 0.9)),
     "noise_every": Case((), (None, 1)),

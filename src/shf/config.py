@@ -30,6 +30,8 @@ class Config:
             says of the step, with powers of `damping_factor`; a small ρ still raises λ (see docs/fast.md).
         cg_iterations: CG iterations per step [ζ]: 3-5 for classification, 25-50 for deep autoencoders.
         cg_worth: stop CG before ζ once an iteration gains less per cost than the step as a whole.
+        cg_noise: after a step with ρ < ¼ CG makes one iteration, until `noise_every` measures at most this share of noise in
+            a gradient; None for always ζ (see docs/fast.md).
         curvature_batch: rows of the curvature batch [|X^c|]; None for all rows of the gradient batch.
         curvature_rows: which rows of a gradient batch are the curvature batch in epoch e. "block": (eC + i) mod B for
             i < C, the paper's. "strided": (⌊iB/C⌋ + e) mod B, spread evenly over the batch; with several processes, a
@@ -80,6 +82,7 @@ class Config:
     damping_rule: str = "batch"
     cg_iterations: int = 3
     cg_worth: bool = False
+    cg_noise: float | None = None
     curvature_batch: int | None = None
     curvature_rows: str = "block"
     delta_momentum: str = "start"
@@ -117,6 +120,12 @@ class Config:
         check.choice("damping_rule", ["batch", "held-out"])
         check.integer("cg_iterations", least=1)
         check.flag("cg_worth")
+        if self.cg_noise is not None:
+            check.number("cg_noise", least=0.0, below=1.0, or_else="or None")
+            if self.noise_every is None:
+                raise ValueError(
+                    f"{self._owner}(cg_noise={self.cg_noise!r}): needs a noise that is measured; give noise_every=10"
+                )
         check.integer("curvature_batch", least=1, optional=True)
         check.choice("curvature_rows", ["block", "strided"])
         check.choice("delta_momentum", ["start", "exact"])
@@ -202,7 +211,7 @@ class HFConfig(Config):
         for name, value in (("damping", "auto"), ("preconditioner", "kronecker")):
             if getattr(self, name) == value:
                 raise ValueError(f"HF({name}={value!r}): only shf.SHF has it")
-        for name in ("damping_rule", "cg_worth", "delta_momentum", "averaging", "noise_every"):
+        for name in ("damping_rule", "cg_worth", "cg_noise", "delta_momentum", "averaging", "noise_every"):
             if (value := getattr(self, name)) != getattr(Config, name):
                 raise ValueError(f"HF({name}={value!r}): only shf.SHF has it")
         for name in ("curvature_batch", "curvature_rows"):
@@ -305,6 +314,7 @@ class presets:  # noqa: N801 - used as a namespace: shf.presets.classifier
             "damping_factor": 0.7,
             "damping_rise": 4.0,
             "cg_iterations": 2,
+            "cg_noise": 0.3,
             "cg_decay": 0.0,
             "backtracking": None,
             "preconditioner": "kronecker",

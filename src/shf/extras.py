@@ -8,6 +8,7 @@ from torch import Tensor
 
 from shf.autodamping import FLOOR, START
 from shf.averaging import update_average
+from shf.caution import iterations
 from shf.config import Config
 from shf.factored import FactorMemory, Renewal, Schedule
 from shf.heldout import HeldOut
@@ -16,7 +17,7 @@ from shf.preconditioner import Preconditioner
 from shf.ranks import Ranks
 from shf.remembered import OptimizerState
 from shf.search import Backtracking
-from shf.step import LEVENBERG_MARQUARDT, SHORT_RUNS, Rule, Solver, StepInfo
+from shf.step import LEVENBERG_MARQUARDT, Rule, Solver, StepInfo
 from shf.worth import not_worth, prices
 
 
@@ -81,19 +82,20 @@ def make_extras(
     renewal = heldout = None
     if Preconditioner(config.preconditioner) is Preconditioner.KRONECKER:
         share = curvature_share(config, rows)
-        schedule = Schedule(config.factor_average, config.factor_every, config.cg_iterations, share)
+        schedule = Schedule(config.factor_average, config.factor_every, iterations(config, scalars), share)
         renewal = Renewal(memory, network, state, scalars, iteration, schedule)
     if config.damping_rule == "held-out":
         heldout = HeldOut(network, state, scalars, config.damping_factor, ranks)
     return Extras(network, state, damping, iteration, renewal, heldout, floor, config.averaging)
 
 
-def make_solver(config: Config, rows: int) -> Solver:
+def make_solver(config: Config, scalars: dict[str, Any], rows: int) -> Solver:
     """CG's rules for short runs."""
+    solver = Solver(most=iterations(config, scalars))
     if not config.cg_worth:
-        return SHORT_RUNS
+        return solver
     compared = Backtracking(config.backtracking) is Backtracking.ALL
-    return Solver(stop=not_worth(*prices(curvature_share(config, rows), compared=compared)))
+    return replace(solver, stop=not_worth(*prices(curvature_share(config, rows), compared=compared)))
 
 
 def curvature_share(config: Config, rows: int) -> float:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from shf import caution
 from shf.autodamping import mean_eigenvalue
 from shf.averaging import swapped
 from shf.batching import Batch, Count, Select, count_rows, curvature_rows, select_rows
@@ -210,7 +211,7 @@ class SHF(Optimizer):
                 config, self._factors, own.network, self.state, self._scalars, mean, share.total, ranks
             )
             objective = make(settings=self._settings, renewal=extras.renewal)
-            solver = make_solver(config, share.total)
+            solver = make_solver(config, self._scalars, share.total)
             info = self._iterate(objective, own.network, lambda: objective.buffers or {}, ranks, batch, solver, extras)
             if looks == 0 or info.skipped is not None:
                 return info
@@ -403,6 +404,7 @@ class SHF(Optimizer):
             "epoch_loss": scalars["epoch_loss"] + info.loss_before,
             "epoch_steps": scalars["epoch_steps"] + 1,
             "rejections": self._count_rejections(info, batch),
+            **caution.remember(self.config, scalars, info.reduction_ratio, info.gradient_noise),
         }
         with no_interrupts(), self._all_or_nothing(network, theta):
             _assign_(network, theta_next)

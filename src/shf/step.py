@@ -2,6 +2,7 @@
 vectors that are said to be the step's to overwrite."""
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -147,9 +148,10 @@ class Problem(Protocol):
 
 @dataclass(frozen=True)
 class Solver:
-    """The rules of CG: which iterates to keep, and when to stop before ζ."""
+    """The rules of CG: which iterates to keep, how many to make at most if less than ζ, and when to stop before."""
 
     keep: Callable[[int], bool] = keep_all
+    most: int = sys.maxsize
     stop: Callable[[Sequence[float]], bool] = never
 
 
@@ -285,7 +287,7 @@ def _solve(
         downhill,
         start=start,
         out=start,
-        iterations=config.cg_iterations,
+        iterations=min(config.cg_iterations, solver.most),
         precondition=precondition,
         keep=candidates.keep,
         visit=candidates.visit,
