@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import shf
-from helpers import FEATURES, identical, theta, valued
+from helpers import FEATURES, identical, labelled, mlp, theta, valued
 from shf import caution
 from shf.config import Config
 
@@ -103,3 +103,14 @@ def test_it_is_saved_and_loaded():
     second.load_state_dict(saved["optimizer"])
     assert second.step(*data).cg_steps == first.step(*data).cg_steps == 1
     assert identical(theta(second.model), theta(first.model))
+
+
+def test_where_the_model_holds_nothing_changes():
+    data, ends = labelled(), []
+    for bound in (None, 0.0):
+        torch.manual_seed(0)
+        optimizer = shf.SHF(mlp(), nn.CrossEntropyLoss(), cg_noise=bound, noise_every=1, seed=1)
+        infos = [optimizer.step(*data) for _ in range(5)]
+        assert min(info.reduction_ratio for info in infos) > 0.25
+        ends.append(theta(optimizer.model))
+    assert identical(*ends)
