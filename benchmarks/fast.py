@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from shf.lab.choices import read_choices
 from shf.lab.configure import Request
 from shf.lab.figures import metric_words
 from shf.lab.files import write_atomically
@@ -25,7 +26,7 @@ from shf.lab.pages import filled, spread, table
 from shf.lab.plots import Chart, Series, draw
 from shf.lab.records import RunRecord, read_run
 from shf.lab.rerun.entries import EPOCHS_ONLY, Run, Tuning
-from shf.lab.rerun.queue import is_done, work
+from shf.lab.rerun.queue import CHOICES, is_done, work
 from shf.lab.rerun.quotes import quoted
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -131,7 +132,7 @@ FEW = ("reshuffle=true", "evaluation_cases=5000")
 GROUPS = (
     Group("ablation-curves", "curves-demo", 0.3, (*tuned("adam"), *ABLATIONS), tuning=1.5, drawn=3),
     Group("ablation-usps", "usps-classifier-dropout", 0.15, ABLATIONS, drawn=2),
-    Group("curves-paper", "curves-autoencoder", 5, (ONCE, PAPER), FEW, evaluations=20),
+    Group("curves-paper", "curves-autoencoder", 5, (ONCE, PAPER, *tuned("adam", "nag")), FEW, evaluations=20),
     Group("curves", "curves-autoencoder", 15, (FAST, *OPPONENTS), FEW, evaluations=30),
     Group("mnist", "mnist-autoencoder", 15, (FAST, *OPPONENTS), FEW, evaluations=30, goals=((HALF, 0.877),)),
     Group("mnist-hour", "mnist-autoencoder", 60, (ONCE, *tuned("nag")), FEW, evaluations=120, goals=((HALF, 0.877),)),
@@ -147,7 +148,8 @@ GROUPS = (
 
 def page() -> None:
     """Replaces what stands between the marks of the page, tables and numbers in sentences, and draws its figures."""
-    parts, charts, every = {}, {}, {}
+    parts, charts = {"spent": _spent()}, {}
+    every: dict[str, RunRecord] = {}
     for group in GROUPS:
         if records := group.records():
             charts[f"fast-{group.name}.svg"] = draw(_chart(group, records), standalone=True)
@@ -157,6 +159,18 @@ def page() -> None:
     write_atomically(PAGE, quoted(text, every).encode())
     for name, chart in charts.items():
         (FIGURES / name).write_text(chart, encoding="utf-8")
+
+
+def _spent() -> str:
+    """The hours that all records of the page took, and the searches of opponents' settings."""
+    ends = [read_run(path.parent).epochs[-1] for path in RESULTS.rglob("run.json")]
+    hours = sum(float(end.get("elapsed_seconds") or end["processor_seconds"]) for end in ends) / 3600
+    choices = [found for methods in read_choices(RESULTS / CHOICES).values() for found in methods.values()]
+    minutes = sum(choice.budget["processor_seconds"] for choice in choices) / 60
+    return (
+        f"The {len(ends)} runs of this page took {hours:.1f} hours of one core, the searches for opponents' settings "
+        f"{minutes:.0f} minutes, those of the table of problems not counted."
+    )
 
 
 def _metric(records: dict[Entry, list[RunRecord]]) -> str:
