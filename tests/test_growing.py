@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -164,18 +163,8 @@ def test_batches_grow_within_an_epoch_as_the_steps_say():
     assert max(sizes) == loader.batch_size == 80  # targets are noise: no batch is large enough
 
 
-def measured(noise: float, **changes: Any) -> StepInfo:
-    return replace(StepInfo.of_skipped(1.0, ""), skipped=None, gradient_noise=noise, **changes)
-
-
-def test_after_cautious_steps_batches_stay():
-    loader = shf.GrowingLoader(labelled(40), 4, largest=20)
-    iterator = iter(loader)
-    next(iterator)
-    loader.hear(measured(noise=1.0, cautious=True))
-    assert (loader.batch_size, loader.state_dict()["needed"]) == (4, None)
-    loader.hear(measured(noise=1.0))
-    assert loader.batch_size == 6
+def measured(noise: float) -> StepInfo:
+    return replace(StepInfo.of_skipped(1.0, ""), skipped=None, gradient_noise=noise)
 
 
 def test_a_loader_continues_where_it_was():

@@ -124,14 +124,12 @@ class GrowingLoader:
             yield self._take(rows)
 
     def hear(self, info: StepInfo) -> None:
-        """Lets the batches grow if the step on the last batch found its gradient too noisy for their size. After a cautious
-        step (`cg_noise`) they stay: many cheap steps are then worth more than a few exact ones.
+        """Lets the batches grow if the step on the last batch found its gradient too noisy for their size.
 
         Args:
             info: what the step returned; its `gradient_noise` is measured by an optimizer with `noise_every`.
         """
-        if not info.cautious:
-            self._size = self._size.hear(info.gradient_noise, self._last)
+        self._size = self._size.hear(info.gradient_noise, self._last)
 
     def state_dict(self) -> dict[str, Any]:
         """What the next epoch begins with."""

@@ -62,7 +62,6 @@ class StepInfo:
         damping_bound: the floor or ceiling that λ stands at after this step; None if at neither.
         skipped: why the batch was passed over, in words (`nonfinite="skip"`); None if it was not.
         gradient_noise: trace of the gradient's covariance over ‖∇f(θ)‖², where it was measured.
-        cautious: whether CG was held to fewer than ζ iterations (`cg_noise`).
     """
 
     loss_before: float
@@ -82,7 +81,6 @@ class StepInfo:
     damping_bound: DampingBound | None = None
     skipped: str | None = None
     gradient_noise: float | None = None
-    cautious: bool = False
 
     @classmethod
     def of_skipped(cls, damping: float, why: str) -> "StepInfo":
@@ -265,7 +263,6 @@ def shf_step(
         products=cg.products,
         damping_bound=bound_reached(lam_next, least, most),
         gradient_noise=here.noise,
-        cautious=solver.most < config.cg_iterations,
     )
     after = replace(state, delta=cg.last if all_finite(cg.last, dot) else None, damping=lam_next)
     return theta_next if accepted else None, after, info

@@ -27,7 +27,7 @@ from shf.lab.runconfig import CLOCKS, RunConfig
 
 # How an epoch's row sums up the iterations' fields; fields named in neither are averaged.
 _LAST = frozenset({"damping", "cg_decay", "update_scale", "learning_rate", "momentum"})
-_SUM = frozenset({"gradients", "evaluations", "products", "skipped", "cautious"})
+_SUM = frozenset({"gradients", "evaluations", "products", "skipped"})
 
 
 @dataclass

@@ -42,8 +42,7 @@ class SHFMethod:
 class FastMethod(SHFMethod):
     """`shf.SHF` beyond the paper: judged by the average of its iterates, on batches that grow where `growing` asks for it.
 
-    The batch grows at the end of an epoch, from what the epoch's steps said of their gradients' noise; cautious ones do not
-    count, as with `shf.GrowingLoader`.
+    The batch grows at the end of an epoch, from what the epoch's steps said of their gradients' noise.
     """
 
     def __init__(self, optimizer: shf.SHF, *, growing: bool = False) -> None:
@@ -58,8 +57,8 @@ class FastMethod(SHFMethod):
 
     def step(self, inputs: Any, targets: Any) -> dict[str, float]:
         report = super().step(inputs, targets)
+        rows, noise = count_rows(inputs), report.get("gradient_noise")
         if self._growing:
-            rows, noise = count_rows(inputs), None if "cautious" in report else report.get("gradient_noise")
             size = BatchSize(rows, max(rows, _LARGEST)) if self._size is None else self._size
             self._size = size.hear(noise, rows)
         return report
@@ -122,7 +121,6 @@ def _report(info: shf.StepInfo) -> dict[str, float]:
         **{name: float(getattr(info, name)) for name in names},
         "accepted": float(info.accepted),
         **({} if info.skipped is None else {"skipped": 1.0}),
-        **({"cautious": 1.0} if info.cautious else {}),
     }
 
 
