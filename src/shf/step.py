@@ -148,11 +148,11 @@ class Problem(Protocol):
 
 @dataclass(frozen=True)
 class Solver:
-    """The rules of CG: which iterates to keep, how many to make at most if less than ζ, and when to stop before."""
+    """The rules of CG: which iterates to keep, when to stop before ζ, and a bound on the iterations if less than ζ."""
 
     keep: Callable[[int], bool] = keep_all
-    most: int = sys.maxsize
     stop: Callable[[Sequence[float]], bool] = never
+    most: int = sys.maxsize
 
 
 SHORT_RUNS = Solver()
