@@ -631,14 +631,14 @@ def test_an_interrupted_rank_ends_the_step_on_all():
 
 
 def test_a_killed_rank_is_named():
-    survivor, gone, other = worlds.attempt(3, fault, kill, 3, {"rank_timeout": 4.0}, (20, 15, 5))
+    survivor, gone, other = worlds.attempt(3, fault, kill, 3, {"rank_timeout": 8.0}, (20, 15, 5))
     assert gone is None
     for outcome in (survivor, other):
         text, ranks, unchanged, _, seconds = outcome.value
-        assert "rank 1 gave no sign within 4 s: killed, hanging, or out of reach" in text
+        assert "rank 1 gave no sign within 8 s: killed, hanging, or out of reach" in text
         assert ranks == (1,)
         assert unchanged
-        assert seconds < 20
+        assert seconds < 40
 
 
 def test_a_hanging_rank_is_named():
