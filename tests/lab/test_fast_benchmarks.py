@@ -63,6 +63,18 @@ def test_when_a_goal_is_reached():
     assert fast._reached([made_up(0, 8, 4, 2), made_up(1, 8, 6, 5)], "error", 4) == "not in 1 of 2"
 
 
+def test_records_older_than_cg_noise_are_what_the_preset_gives_with_it():
+    """Where ρ never falls below ¼ it does nothing, and what is recorded stands."""
+    old, new = (read_run(fast.RESULTS / place / "fast-0") for place in ("mnist", "mnist-again"))
+    assert "cg_noise" not in old.config["settings"]
+    assert new.config["settings"]["cg_noise"] == shf.presets.fast["cg_noise"]
+    assert new.column("reduction_ratio", "iteration").min() > 0.25
+    ends = [{row["iteration"]: row["train_loss"] for row in record.epochs} for record in (old, new)]
+    common = sorted(set(ends[0]) & set(ends[1]))
+    assert common[-1] >= 200
+    assert [ends[0][i] for i in common] == [ends[1][i] for i in common]
+
+
 def test_opponents_are_tuned_and_the_table_reads_what_was_run(tmp_path, monkeypatch):
     """Two seeds of the preset on a network of moments, and an opponent that is tuned before it runs."""
     monkeypatch.setattr(experiments, "EXPERIMENTS", {"tiny": tiny_experiment()})
