@@ -178,10 +178,10 @@ def _metric(records: dict[Entry, list[RunRecord]]) -> str:
 
 
 def _table(group: Group, records: dict[Entry, list[RunRecord]]) -> str:
-    """The error at the end, how many times sooner `fast` has it, by the clock and by its work, and the steps taken."""
+    """The error at the end, how many times sooner `fast` has the lowest, by the clock and by its work, and the steps."""
     metric = _metric(records)
     other = metric.replace("train_", "test_") if metric.startswith("train_") else metric.replace("test_", "train_")
-    sooner_by = ("`fast` has it sooner", "in gradient-equivalents")
+    sooner_by = ("`fast` has its lowest sooner", "in gradient-equivalents")
     heads = [f"{group.minutes:g} min", metric_words(metric), metric_words(other), *sooner_by, "steps"]
     heads += [f"{metric_words(column)} of {level:g} after, s" for column, level in group.goals]
     ours = next((found for entry, found in records.items() if entry.name == FAST.name), [])
@@ -205,14 +205,15 @@ def _reached(runs: Sequence[RunRecord], column: str, level: float) -> str:
 
 
 def _sooner(ours: Sequence[RunRecord], theirs: Sequence[RunRecord], metric: str, clock: str) -> str:
-    """How many times sooner ours reach what theirs end with, seed by seed; "not" where one of ours never does."""
+    """How many times sooner ours reach the lowest that theirs have had, seed by seed; "not" where one of ours never does."""
     us = {record.config["seed"]: record for record in ours}
     ratios = []
     for them in theirs:
-        level, seed = float(them.column(metric)[-1]), them.config["seed"]
-        if not math.isfinite(level):
+        errors, seed = them.column(metric), them.config["seed"]
+        if not math.isfinite(errors[-1]):
             return "diverged"
         if seed in us:
+            level = float(errors.min())
             needed = us[seed].reached(metric, level, clock)
             ratios.append(them.reached(metric, level, clock) / needed if needed > 0 else math.inf)
     if not ratios:

@@ -47,6 +47,7 @@ def made_up(seed, *errors):
     ("ours", "theirs", "words"),
     [
         ([made_up(0, 8, 4, 2, 1)], [made_up(0, 8, 6, 4, 4, 4)], "2 ×"),  # 4 after 1 s, and after 2 s: not after 4
+        ([made_up(0, 8, 4, 2, 1)], [made_up(0, 8, 6, 4, 2, 9)], "1.5 ×"),  # their lowest, not their end
         ([made_up(0, 8, 7, 6)], [made_up(0, 8, 4, 2)], "not in 1 of 1"),
         ([made_up(1, 8, 2), made_up(0, 8, 4)], [made_up(1, 8, 5, 2)], "2 ×"),  # of the same seed
         ([made_up(0, 8, 4)], [made_up(1, 8, 2)], ""),
