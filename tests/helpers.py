@@ -82,3 +82,15 @@ def assert_close(found: Any, expected: Any, tolerance: float = 1e-10) -> None:
     found, expected = torch.as_tensor(found, dtype=torch.float64), torch.as_tensor(expected, dtype=torch.float64)
     assert found.shape == expected.shape
     assert (found - expected).abs().max() <= tolerance * expected.abs().max().clamp_min(1e-300)
+
+
+def overshooting_model():
+    """Starts where a Poisson likelihood is nearly flat: a Gauss-Newton step goes much too far."""
+    model = nn.Linear(FEATURES, 1).double()
+    nn.init.constant_(model.bias, -3.0)
+    return model
+
+
+def counts(seed=0):
+    inputs, targets = valued(seed=seed)
+    return 0.1 * inputs, targets[:, :1].abs()

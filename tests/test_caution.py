@@ -2,17 +2,16 @@
 
 import io
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 import shf
-from helpers import FEATURES, identical, labelled, mlp, theta, valued
-from shf import caution
+from helpers import counts, identical, labelled, mlp, overshooting_model, theta
+from shf.caution import Caution, iterations
 from shf.config import Config
-
-CAUTIOUS = Config(cg_noise=0.3, noise_every=1)
 
 
 @pytest.mark.parametrize(
@@ -28,14 +27,17 @@ CAUTIOUS = Config(cg_noise=0.3, noise_every=1)
     ],
 )
 def test_when_one_iteration_must_do(before, rho, noise, after):
-    found = caution.remember(CAUTIOUS, {"cautious": before}, rho, noise)
+    info = replace(shf.StepInfo.of_skipped(1.0, ""), reduction_ratio=rho, gradient_noise=noise)
+    found = Caution(0.3, {"cautious": before}).write(info)
     assert found == {"cautious": after}
-    assert caution.iterations(CAUTIOUS, found) == (1 if after else CAUTIOUS.cg_iterations)
+    assert iterations(Config(cg_iterations=7), found) == (1 if after else 7)
 
 
 def test_without_the_option_nothing_is_remembered():
-    assert caution.remember(Config(), {}, -math.inf, 1.0) == {}
-    assert caution.iterations(Config(cg_iterations=7), {}) == 7
+    optimizer = overshooting()
+    assert optimizer.step(*counts()).reduction_ratio < 0.25
+    assert "cautious" not in optimizer.param_groups[0]["shf"]
+    assert optimizer.step(*counts()).cg_steps == 4
 
 
 def test_noise_must_be_measured():
@@ -44,23 +46,14 @@ def test_noise_must_be_measured():
 
 
 def overshooting(**options):
-    """Begins where a Poisson likelihood is nearly flat: the first steps go much too far."""
     torch.manual_seed(0)
-    model = nn.Linear(FEATURES, 1).double()
-    nn.init.constant_(model.bias, -3.0)
     given = {"damping": 1e-3, "cg_iterations": 4, "preconditioner": None, "noise_every": 2, "seed": 1, **options}
-    return shf.SHF(model, nn.PoissonNLLLoss(), **given)
-
-
-def batch(rows=40):
-    inputs, targets = valued(rows)
-    return 0.1 * inputs, targets[:, :1].abs()
+    return shf.SHF(overshooting_model(), nn.PoissonNLLLoss(), **given)
 
 
 def test_a_run_is_cautious_and_then_no_more():
     """Twice the same rows in one batch: without noise, and so the first measurement after ρ is fine clears it."""
-    half, counts = batch()
-    inputs, targets = half.repeat(2, 1), counts.repeat(2, 1)
+    inputs, targets = (half.repeat(2, 1) for half in counts())
     optimizer = overshooting(cg_noise=0.3, damping_factor=0.5)
     infos = [optimizer.step(inputs, targets) for _ in range(12)]
     assert infos[0].reduction_ratio < 0.25
@@ -78,7 +71,7 @@ def test_a_run_is_cautious_and_then_no_more():
 
 def test_the_last_of_one_iteration_needs_no_backward_product():
     """As with ζ = 1: a cautious step costs what that costs."""
-    data = batch()
+    data = counts()
     cautious, plain = overshooting(cg_noise=0.0), overshooting(cg_iterations=1)
     cautious.step(*data)
     plain.load_state_dict(cautious.state_dict())
@@ -91,7 +84,7 @@ def test_the_last_of_one_iteration_needs_no_backward_product():
 
 
 def test_it_is_saved_and_loaded():
-    data = batch()
+    data = counts()
     first = overshooting(cg_noise=0.0)
     first.step(*data)
     file = io.BytesIO()

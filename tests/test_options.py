@@ -12,7 +12,19 @@ import torch
 from torch import nn
 
 import shf
-from helpers import FEATURES, ROWS, assert_close, identical, labelled, mlp, normalised, theta, valued
+from helpers import (
+    FEATURES,
+    ROWS,
+    assert_close,
+    counts,
+    identical,
+    labelled,
+    mlp,
+    normalised,
+    overshooting_model,
+    theta,
+    valued,
+)
 
 CE = nn.CrossEntropyLoss()
 
@@ -49,24 +61,12 @@ ONE_EPOCH = {"epochs": 1}
 DIVERGING = {"loss": nn.MSELoss(), "data": valued, "epochs": 5, "scales": (1e2, 1e3, 1e4, 1e4, 1e4), "dropout": 0.0}
 
 
-def overshooting():
-    """Starts where a Poisson likelihood is nearly flat: a Gauss-Newton step goes much too far."""
-    model = nn.Linear(FEATURES, 1).double()
-    nn.init.constant_(model.bias, -3.0)
-    return model
-
-
-def counts(seed=0):
-    inputs, targets = valued(seed=seed)
-    return 0.1 * inputs, targets[:, :1].abs()
-
-
 class Held(nn.Module):
     def forward(self, x):
         return shf.hold_steady(x)
 
 
-OVERSHOOTING = {"model": overshooting, "loss": nn.PoissonNLLLoss(), "data": counts, "damping": 1e-3}
+OVERSHOOTING = {"model": overshooting_model, "loss": nn.PoissonNLLLoss(), "data": counts, "damping": 1e-3}
 
 CASES = {
     # λ beside a curvature that is everywhere far larger
@@ -198,7 +198,7 @@ def test_preconditioners_agree_where_cg_solves():
 
 def first_step(**options):
     torch.manual_seed(0)
-    model = overshooting()
+    model = overshooting_model()
     optimizer = shf.SHF(model, OVERSHOOTING["loss"], **{"damping": 1e-3, "cg_iterations": 4, **options})
     return optimizer, optimizer.step(*counts())
 
@@ -242,7 +242,7 @@ def test_the_line_search_rescues_a_step_that_goes_too_far():
     assert rescued.loss_after < rescued.loss_before
     assert (rejected.step_size, rejected.accepted) == (0.0, False)
     torch.manual_seed(0)
-    assert identical(theta(refused.model), theta(overshooting()))
+    assert identical(theta(refused.model), theta(overshooting_model()))
     assert searched.damping == refused.damping > 1e-3  # λ is judged at the full step
 
 
@@ -297,7 +297,7 @@ def test_max_norm_is_outside_of_the_reported_objective():
 
 def test_a_rejected_step_is_not_clipped():
     torch.manual_seed(0)
-    model = overshooting()
+    model = overshooting_model()
     before = theta(model)
     info = shf.SHF(model, nn.PoissonNLLLoss(), damping=1e-3, line_search_steps=0, cg_iterations=1, max_norm=1e-6).step(
         *counts()

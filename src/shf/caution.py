@@ -7,9 +7,11 @@ only hide.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from shf.config import Config
+from shf.step import StepInfo
 
 _CAUTIOUS = "cautious"
 
@@ -19,18 +21,21 @@ def iterations(config: Config, scalars: Mapping[str, Any]) -> int:
     return 1 if scalars.get(_CAUTIOUS) else config.cg_iterations
 
 
-def remember(config: Config, scalars: Mapping[str, Any], rho: float, noise: float | None) -> dict[str, bool]:
-    """For the optimizer's state: after ρ < ¼ one iteration must do, until noise (where it was measured) is within bounds.
+@dataclass(frozen=True)
+class Caution:
+    """After ρ < ¼ one iteration must do, until noise, where it is measured, is within bounds.
 
-    Args:
-        config: `cg_noise` is the bound; None to be never cautious.
+    Attributes:
+        bound: of the share of the gradient's squared length that is noise.
         scalars: the optimizer's, of before the step.
-        rho: the step's reduction ratio.
-        noise: share of the gradient's squared length that is noise; None where this step did not measure it.
     """
-    if config.cg_noise is None:
-        return {}
-    if rho < 0.25:
-        return {_CAUTIOUS: True}
-    clear = noise is not None and noise <= config.cg_noise
-    return {_CAUTIOUS: bool(scalars.get(_CAUTIOUS)) and not clear}
+
+    bound: float
+    scalars: Mapping[str, Any]
+
+    def write(self, info: StepInfo) -> dict[str, bool]:
+        """For the optimizer's state."""
+        if info.reduction_ratio < 0.25:
+            return {_CAUTIOUS: True}
+        clear = info.gradient_noise is not None and info.gradient_noise <= self.bound
+        return {_CAUTIOUS: bool(self.scalars.get(_CAUTIOUS)) and not clear}

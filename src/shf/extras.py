@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shf.autodamping import FLOOR, START
 from shf.averaging import update_average
-from shf.caution import iterations
+from shf.caution import Caution, iterations
 from shf.config import Config
 from shf.factored import FactorMemory, Renewal, Schedule
 from shf.heldout import HeldOut
@@ -32,6 +32,7 @@ class Extras:
         iteration: number of the step.
         renewal: the Kronecker preconditioner.
         heldout: the rule that hears the next batch.
+        caution: the rule that holds CG to one iteration.
         floor: λ's, from the curvature; 0 where the settings' own is all there is.
         averaging: what the running average of iterates keeps; 0 for none.
     """
@@ -42,6 +43,7 @@ class Extras:
     iteration: int
     renewal: Renewal | None = None
     heldout: HeldOut | None = None
+    caution: Caution | None = None
     floor: float = 0.0
     averaging: float = 0.0
 
@@ -59,6 +61,8 @@ class Extras:
             numbers |= self.renewal.write()
         if self.heldout is not None:
             numbers |= self.heldout.write(after - before if info.accepted else None, info.loss_before - info.loss_after)
+        if self.caution is not None:
+            numbers |= self.caution.write(info)
         if self.averaging:
             update_average(self.network, after, self.state, self.averaging, self.iteration)
         return numbers
@@ -86,7 +90,8 @@ def make_extras(
         renewal = Renewal(memory, network, state, scalars, iteration, schedule)
     if config.damping_rule == "held-out":
         heldout = HeldOut(network, state, scalars, config.damping_factor, ranks)
-    return Extras(network, state, damping, iteration, renewal, heldout, floor, config.averaging)
+    caution = None if config.cg_noise is None else Caution(config.cg_noise, scalars)
+    return Extras(network, state, damping, iteration, renewal, heldout, caution, floor, config.averaging)
 
 
 def make_solver(config: Config, scalars: dict[str, Any], rows: int) -> Solver:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from shf import caution
 from shf.autodamping import mean_eigenvalue
 from shf.averaging import swapped
 from shf.batching import Batch, Count, Select, count_rows, curvature_rows, select_rows
@@ -404,7 +403,6 @@ class SHF(Optimizer):
             "epoch_loss": scalars["epoch_loss"] + info.loss_before,
             "epoch_steps": scalars["epoch_steps"] + 1,
             "rejections": self._count_rejections(info, batch),
-            **caution.remember(self.config, scalars, info.reduction_ratio, info.gradient_noise),
         }
         with no_interrupts(), self._all_or_nothing(network, theta):
             _assign_(network, theta_next)
