@@ -143,9 +143,9 @@ class Config:
             check.number("max_norm", above=0.0, or_else="'fan-in', or None")
         check.number("damping_min", above=0.0)
         check.number("damping_max", above=0.0)
+        check.number("damping_max", least=self.damping_min)
         if self.damping != "auto":
             check.within("damping", "damping_min", "damping_max")
-        check.number("damping_max", least=self.damping_min)
         check.choice("nonfinite", ["raise", "skip"])
         check.integer("max_rejections", least=1, optional=True)
         check.number("averaging", least=0.0, below=1.0)
