@@ -80,3 +80,7 @@ def assert_same_run(a: Path, b: Path) -> None:
     """Two run directories with the same metrics (but for the clock) and bitwise the same parameters and states."""
     assert rows_without_clock(a) == rows_without_clock(b)
     assert_same_tree(final_state(a), final_state(b))
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(directory)): p.read_bytes() for p in sorted(directory.rglob("*")) if p.is_file()}

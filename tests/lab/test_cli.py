@@ -1,5 +1,7 @@
 """The command line: exit codes, JSON, refusals with nothing overwritten, signals, completion."""
 
+import errno
+import itertools
 import json
 import os
 import re
@@ -13,15 +15,16 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from runs_helpers import assert_same_run, tiny_experiment
+from runs_helpers import assert_same_run, files, tiny_experiment
 from typer.testing import CliRunner, Result
 
 import shf
 from shf import cli
-from shf.lab import bench, checkpoint, commands, experiments
+from shf.lab import bench, checkpoint, choices, commands, experiments, subjects
 from shf.lab.baselines.registry import METHODS
 from shf.lab.checkpoint import CheckpointStore
 from shf.lab.records import read_run
+from shf.lab.runconfig import CLOCKS
 
 
 @pytest.fixture(autouse=True)
@@ -39,10 +42,6 @@ def shf_command(*words: str | Path) -> Result:
 
 def run_tiny(out: Path, *words: str) -> Result:
     return shf_command("run", "tiny", "--out", out, "--epochs", "2", "--threads", "1", "--quiet", *words)
-
-
-def files(directory: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(directory)): p.read_bytes() for p in sorted(directory.rglob("*")) if p.is_file()}
 
 
 # what works
@@ -307,19 +306,14 @@ def test_the_optimizers_are_listed() -> None:
     assert (result.exit_code, "leave one of the two out" in result.stderr) == (2, True)
 
 
-def test_a_limit_that_is_already_passed_is_refused(tmp_path: Path) -> None:
+def test_a_limit_that_is_already_passed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CLOCKS, "wall", itertools.count().__next__)  # a second passes whenever one looks
     run_tiny(tmp_path / "a")
     before = files(tmp_path / "a")
     for words, says in ((("--epochs", "1"), "gone through 2 already"), (("--minutes", "0.001"), "has trained for")):
-        record = tmp_path / "a" / "run.json"
-        content = json.loads(record.read_text())
-        content["summary"]["elapsed_seconds"] = 60.0
-        record.write_text(json.dumps(content))
         result = shf_command("resume", tmp_path / "a", *words)
         assert (result.exit_code, says in result.stderr) == (2, True), result.stderr
-    assert {k: v for k, v in files(tmp_path / "a").items() if k != "run.json"} == {
-        k: v for k, v in before.items() if k != "run.json"
-    }
+    assert files(tmp_path / "a") == before
 
 
 def test_a_run_that_diverged_at_once_says_so_when_it_is_resumed(tmp_path: Path) -> None:
@@ -335,9 +329,51 @@ def test_options_of_a_subcommand_come_after_its_name(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_to_is_refused_before_the_search(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    result = shf_command("tune", "tiny", "adam", "--out", tmp_path / "file" / "tuned.json")
+    for place, says in (
+        (tmp_path / "file" / "tuned.json", "cannot be written to"),
+        (tmp_path, "a directory; expected"),
+    ):
+        result = shf_command("tune", "tiny", "adam", "--out", place)
+        assert (result.exit_code, says in result.stderr, "rung" in result.stderr) == (2, True, False), result.stderr
+
+
+def test_a_choice_that_cannot_be_written_is_shown_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full_disk(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path))
+
+    monkeypatch.setattr(choices, "write_atomically", full_disk)
+    result = shf_command("tune", "tiny", "sgd", "--minutes", "0.001", "--out", tmp_path / "tuned.json", "--json")
     assert result.exit_code == 1
-    assert "rung" not in result.stderr
+    assert json.loads(result.stdout)["method"] == "sgd"
+    assert result.stderr.endswith(f"error: {tmp_path}: no space left on device\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("data", "get", "mnits"), ("data", "--data-dir", "absent"), ("resume", "absent"), ("report", "absent")],
+)
+def test_a_name_that_does_not_exist_is_a_wrong_command(words: tuple[str, ...]) -> None:
+    result = shf_command(*words)
+    assert (result.exit_code, words[-1] in result.stderr) == (2, True), result.stderr
+
+
+def test_the_systems_errors_are_told_without_their_numbers(tmp_path: Path) -> None:
+    (tmp_path / "run" / "run.json").mkdir(parents=True)
+    for words in (("resume", tmp_path / "run"), ("report", tmp_path / "run")):
+        result = shf_command(*words)
+        assert (result.exit_code, "run.json: not a regular file" in result.stderr) == (1, True), result.stderr
+    (tmp_path / "file").touch()
+    result = shf_command("run", "tiny", "--out", tmp_path / "file" / "run", "--epochs", "1")
+    assert (result.exit_code, result.stderr) == (1, f"error: {tmp_path / 'file' / 'run'}: not a directory\n")
+
+
+def test_a_search_that_is_interrupted_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subjects, "tune_experiment", interrupted)
+    result = shf_command("tune", "tiny", "adam", "--out", tmp_path / "tuned.json")
+    assert (result.exit_code, result.stderr) == (1, "error: interrupted\n")
 
 
 def test_a_reader_who_has_enough_ends_the_command_quietly() -> None:
@@ -437,10 +473,10 @@ def test_two_processes_on_one_directory(tmp_path: Path) -> None:
         try:
             wait_for_rows(tmp_path / "a", 2)
             result = shf_command("resume", tmp_path / "a")
-            assert result.exit_code == 2
+            assert result.exit_code == 1
             assert f"process {running.pid} on host" in result.stderr
             result = run_tiny(tmp_path / "a", "--force")
-            assert result.exit_code == 2
+            assert result.exit_code == 1
         finally:
             running.kill()
             running.communicate()

@@ -130,7 +130,7 @@ def test_rows_after_the_last_checkpoint_of_a_running_or_killed_run_are_no_edit(t
 
 
 def test_metrics_continue_after_a_seal_and_drop_what_follows_it(tmp_path: Path) -> None:
-    """Fails if `MetricsFile.resume` does not cut the file: rows that are done again would be there twice, and after a
+    """Fails if `MetricsFile.cut` does nothing: rows that are done again would be there twice, and after a
     shorter row the rest of a longer one."""
     path = tmp_path / "metrics.jsonl"
     first = MetricsFile(path)
@@ -140,6 +140,7 @@ def test_metrics_continue_after_a_seal_and_drop_what_follows_it(tmp_path: Path) 
     first.append({"epoch": 2, "note": "longer than what comes next"})
     first.flush()
     second = MetricsFile.resume(path, seal)
+    second.cut()
     assert path.read_text() == '{"epoch":1}\n'
     second.append({"epoch": 20})
     second.flush()

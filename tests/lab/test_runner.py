@@ -18,6 +18,7 @@ import pytest
 import torch
 from runs_helpers import (
     assert_same_run,
+    files,
     final_state,
     rows_without_clock,
     tiny_config,
@@ -61,6 +62,10 @@ class Watcher(Observer):
 
     def closed(self) -> None:
         self.was_closed = True
+
+
+def die() -> None:
+    raise RuntimeError("killed")
 
 
 # batches
@@ -369,6 +374,37 @@ def test_more_epochs_continue_as_if_they_had_been_asked_for(tmp_path: Path) -> N
     assert read_run(tmp_path / "parts").run["config"]["epochs"] == 5
 
 
+@pytest.mark.parametrize(("epochs", "says"), [(1, "gone through 2 and a part already"), (2, "2 and a part")])
+def test_a_killed_run_is_not_made_one_of_fewer_epochs(tmp_path: Path, epochs: int, says: str) -> None:
+    """Three iterations an epoch. Fails if the limit is compared with the summary, which a killed run does not have."""
+    with pytest.raises(RuntimeError, match="killed"):
+        runner.start(tiny_config(epochs=5), tmp_path / "run", observer=Watcher(8, die), options=OFTEN)
+    before = files(tmp_path / "run")
+    with pytest.raises(ExperimentError, match=says):
+        runner.resume(tmp_path / "run", epochs=epochs)
+    assert files(tmp_path / "run") == before
+    assert runner.resume(tmp_path / "run", epochs=3).summary["epochs"] == 3
+
+
+def test_a_record_that_is_refused_stays_as_it_is(tmp_path: Path) -> None:
+    """Fails if run.json is written before the metrics were verified: a finished run would become an unfinished one."""
+    runner.start(tiny_config(epochs=2), tmp_path / "run")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"epoch":1,', '"epoch":7,', 1))
+    before = files(tmp_path / "run")
+    with pytest.raises(RecordError, match="cannot be continued"):
+        runner.resume(tmp_path / "run", epochs=5)
+    assert files(tmp_path / "run") == before
+
+
+def test_more_epochs_for_a_schedule_that_ends_with_the_run_are_warned_about(tmp_path: Path) -> None:
+    runner.start(tiny_config("nag", epochs=2), tmp_path / "nag")
+    watcher = Watcher()
+    runner.resume(tmp_path / "nag", epochs=3, observer=watcher)
+    assert "begun for 2 epochs and now has 3 epochs" in watcher.warnings[0]
+    assert read_run(tmp_path / "nag").run["warnings"] == watcher.warnings
+
+
 def test_a_run_stopped_by_the_clock_inside_an_epoch_continues_without_the_extra_row(tmp_path: Path) -> None:
     runner.start(tiny_config("adam", epochs=2, batch=1), tmp_path / "whole")
     timed = dataclasses.replace(tiny_config("adam", batch=1), epochs=None, minutes=0.02 / 60)
@@ -379,10 +415,6 @@ def test_a_run_stopped_by_the_clock_inside_an_epoch_continues_without_the_extra_
 
 def test_killed_before_the_first_checkpoint_it_starts_again(tmp_path: Path) -> None:
     runner.start(tiny_config(), tmp_path / "whole")
-
-    def die() -> None:
-        raise RuntimeError("killed")
-
     with pytest.raises(RuntimeError, match="killed"):
         runner.start(tiny_config(), tmp_path / "parts", observer=Watcher(4, die))
     watcher = Watcher()
@@ -490,9 +522,6 @@ def test_progress_is_right_where_batches_grow(tmp_path: Path, monkeypatch: pytes
 def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(tmp_path: Path) -> None:
     """A mount that is missing for a moment. Fails without `_refuse_to_start_over`: the run starts from its beginning, and
     removes what is there of the old one. Fails, too, if `Recorder.checkpoint` does not write the metrics that it counts."""
-
-    def die() -> None:
-        raise RuntimeError("killed")
 
     with pytest.raises(RuntimeError, match="killed"):
         runner.start(tiny_config(), tmp_path, observer=Watcher(6, die), options=OFTEN)
@@ -647,9 +676,6 @@ def test_after_failed_checkpoints_the_last_good_one_continues_the_run(
     writes = iter(range(999))
     monkeypatch.setattr(checkpoint, "write_atomically", lambda *a: _full_disk() if next(writes) > 4 else genuine(*a))
 
-    def die() -> None:
-        raise RuntimeError("killed")
-
     with pytest.raises(RuntimeError, match="killed"):
         runner.start(tiny_config(), tmp_path / "parts", observer=Watcher(8, die), options=OFTEN)
     monkeypatch.setattr(checkpoint, "write_atomically", genuine)
@@ -705,9 +731,6 @@ def test_damage_twice_in_a_row_is_survived(tmp_path: Path) -> None:
     """The newest checkpoint is damaged; resumed, the run saves once, and that one is damaged too. Fails if `resume` does not
     tell its recorder what it found damaged: nothing intact would be left."""
     runner.start(tiny_config(), tmp_path / "whole")
-
-    def die() -> None:
-        raise RuntimeError("killed")
 
     def damage_newest() -> None:
         newest = sorted((tmp_path / "parts" / "checkpoints").glob("iteration-*"))[-1]

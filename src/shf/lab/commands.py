@@ -6,6 +6,7 @@ command that cannot be right. Heavy imports wait until a command needs them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -37,30 +38,41 @@ class Commands(TyperGroup):
         except BrokenPipeError:  # whoever reads has enough; nothing is left to flush at the end
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(FAILED) from None
+        except KeyboardInterrupt:  # runs hear it themselves, and save
+            typer.echo("error: interrupted", err=True)
+            raise typer.Exit(FAILED) from None
         except Exception as error:
             code = exit_code(error)
             if code is None:
                 raise
-            typer.echo(f"error: {error}", err=True)
+            typer.echo(f"error: {_words(error)}", err=True)
             raise typer.Exit(code) from None
 
 
 def exit_code(error: Exception) -> int | None:
     """2 for what the user asked for wrongly, 1 for what went wrong, None for an error of ours: that one gets a traceback."""
+    from shf import StepMemoryError
     from shf.lab.checkpoint import CheckpointError, CheckpointMismatchError, CheckpointVersionError
     from shf.lab.choices import ChoicesError
-    from shf.lab.data import DataError
+    from shf.lab.data import DataError, NoSuchDataError
     from shf.lab.lock import RunLockedError
     from shf.lab.records import RecordError
     from shf.ranks import RankError
 
-    if isinstance(error, ExperimentError | CheckpointVersionError | CheckpointMismatchError | RunLockedError):
+    wrong = (ExperimentError, CheckpointVersionError, CheckpointMismatchError, NoSuchDataError)
+    of_the_laboratory = (RecordError, CheckpointError, DataError, ChoicesError, RunLockedError)
+    if isinstance(error, wrong):
         return WRONG
-    if isinstance(
-        error, RecordError | CheckpointError | DataError | ChoicesError | RankError | ArithmeticError | OSError
-    ):
+    if isinstance(error, (*of_the_laboratory, RankError, StepMemoryError, ArithmeticError, OSError)):
         return FAILED
     return None
+
+
+def _words(error: Exception) -> str:
+    """The message; of the system's own errors the place and the reason, without their number."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror[0].lower()}{error.strerror[1:]}"
+    return str(error)
 
 
 app = typer.Typer(
@@ -86,6 +98,7 @@ def _method_names(incomplete: str) -> Iterator[str]:
 
 
 ExperimentName = Annotated[str, typer.Argument(help="See `shf list`.", autocompletion=_experiment_names)]
+RunDirectory = Annotated[Path, typer.Argument(exists=True, file_okay=False, help="A run's directory.")]
 DataDir = Annotated[Path | None, typer.Option(help="Where the data are, laid out like mnist/, usps/, reuters/.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a script.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress, only warnings.")]
@@ -209,9 +222,12 @@ def tune(
     chosen, spec = find(experiment), find_method(optimizer)
     check_fit(chosen, spec, split)
     place = out or user_file()  # what cannot be added to is refused before the search
+    if place.is_dir():
+        raise ExperimentError(f"--out {place}: a directory; expected a file, such as {place / 'tuned.json'}")
     read_choices(place)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(place.parent, os.W_OK):
+    with contextlib.suppress(OSError):
+        place.parent.mkdir(parents=True, exist_ok=True)
+    if not place.parent.is_dir() or not os.access(place.parent, os.W_OK):
         raise ExperimentError(f"{place}: its directory cannot be written to; choose another --out")
     if not spec.grid and not dropout:
         raise ExperimentError(f"{spec.name} has nothing to tune; --dropout searches the amount of input dropout")
@@ -234,14 +250,15 @@ def tune(
         data_dir=data_dir,
         report=report,
     )
-    path = write_choice(choice, out)
     if as_json:
         typer.echo(json.dumps(choice.to_json(), indent=1))
-        return
-    typer.echo(f"{spec.name} on {chosen.name}: {provenance(choice)['words']}, {choice.metric} {choice.score:.4g}")
+    else:
+        typer.echo(f"{spec.name} on {chosen.name}: {provenance(choice)['words']}, {choice.metric} {choice.score:.4g}")
     for name in choice.edge:
         typer.echo(f"{name} lies at the end of its grid: a wider one might do better", err=True)
-    typer.echo(f"written to {path}")
+    path = write_choice(choice, out)  # after what a disk that refuses it must not lose
+    if not as_json:
+        typer.echo(f"written to {path}")
 
 
 @app.command()
@@ -317,7 +334,7 @@ def run(
 
 @app.command()
 def resume(
-    directory: Annotated[Path, typer.Argument(help="A run's directory.")],
+    directory: RunDirectory,
     epochs: Epochs = None,
     minutes: Minutes = None,
     force: TakeOver = False,
@@ -343,7 +360,7 @@ def resume(
 
 @app.command()
 def report(
-    directories: Annotated[list[Path], typer.Argument(help="Runs, or directories with runs in them.")],
+    directories: Annotated[list[Path], typer.Argument(exists=True, help="Runs, or directories with runs in them.")],
     out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
     figures: Annotated[Path | None, typer.Option(help="Write every chart as SVG into this directory too.")] = None,
     unverified: Annotated[bool, typer.Option("--unverified", help="Show records that were changed, marked.")] = False,

@@ -21,11 +21,10 @@ class TooLargeError(OSError):
 def open_regular(path: Path) -> BinaryIO:
     """Opens a regular file for reading; a pipe opens at once instead of waiting, and is refused like a device."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    stream = os.fdopen(handle, "rb")
     if not stat.S_ISREG(os.fstat(handle).st_mode):
-        stream.close()
+        os.close(handle)
         raise IrregularFileError(f"{path}: not a regular file")
-    return stream
+    return os.fdopen(handle, "rb")
 
 
 def read_at_most(path: Path, limit: int) -> bytes:

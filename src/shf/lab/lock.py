@@ -52,6 +52,11 @@ def locked(directory: Path, *, force: bool = False) -> Iterator[str | None]:
         lock.release()
 
 
+def is_taken(directory: Path) -> bool:
+    """Whether a process noted that it works there; a run that still reads its data has left nothing else yet."""
+    return (directory / OWNER_FILE).exists()
+
+
 def _take_over(directory: Path, *, force: bool) -> str | None:
     """What to say about the note that a dead owner left; refuses if its owner may be alive on another host."""
     owner = _owner(directory)

@@ -66,9 +66,10 @@ class Recorder:
             self._metrics = MetricsFile(path)
             self._write_record(self._metrics.seal())
         else:
+            self._metrics = MetricsFile.resume(path, resume_from)  # refuses before anything is written
             # run.json first: its seal must never be ahead of the metrics that are cut back next
             self._write_record(resume_from)
-            self._metrics = MetricsFile.resume(path, resume_from)
+            self._metrics.cut()
         self._events = _events(directory / EVENTS, first_iteration) if tensorboard else None
 
     def row(self, row: Mapping[str, Any]) -> None:

@@ -72,7 +72,7 @@ class MetricsFile:
 
     @classmethod
     def resume(cls, path: Path, seal: Seal) -> MetricsFile:
-        """Continue after the sealed beginning; what follows it will be done again, and is cut off."""
+        """Continue after the sealed beginning, which is verified; what follows it will be done again: `cut` it off."""
         file = cls(path)
         file._digest = _digest_of_beginning(path, seal.size)
         file._written = seal.size
@@ -81,9 +81,12 @@ class MetricsFile:
                 f"{path}: its first {seal.size} bytes are not those the checkpoint was written with; "
                 "the record was changed by hand or damaged, and cannot be continued"
             )
-        with path.open("r+b") as handle:
-            handle.truncate(seal.size)
         return file
+
+    def cut(self) -> None:
+        """Remove what follows the rows that are known."""
+        with self._path.open("r+b") as handle:
+            handle.truncate(self._written)
 
     def append(self, row: Mapping[str, Any]) -> None:
         line = (json.dumps(plain(row, _ROW_DIGITS), separators=(",", ":"), allow_nan=False) + "\n").encode()

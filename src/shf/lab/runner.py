@@ -28,7 +28,7 @@ from shf.lab.data.catalogue import Progress
 from shf.lab.data.fetching import quiet
 from shf.lab.experiments import ExperimentError
 from shf.lab.interrupts import StopRequest
-from shf.lab.lock import locked
+from shf.lab.lock import is_taken, locked
 from shf.lab.observer import Observer, RunResult, Status
 from shf.lab.pretraining import pretrain_
 from shf.lab.problem import build
@@ -50,11 +50,12 @@ class RunOptions:
 
 
 def fresh_directory(config: RunConfig, below: Path = Path("runs")) -> Path:
-    """A directory for a run that holds none yet: runs/<experiment>/<method>-seed<n>, numbered if need be."""
+    """A directory that holds no run and that no process has: runs/<experiment>/<method>-seed<n>, numbered if need be."""
     split = f"-split{config.split}" if config.experiment.data == "usps" else ""
     name = f"{config.method}-seed{config.seed}{split}"
     parent = below / config.experiment.name
-    return next(p for n in itertools.count(1) if not holds_run(p := parent / (name if n == 1 else f"{name}-{n}")))
+    places = (parent / (name if n == 1 else f"{name}-{n}") for n in itertools.count(1))
+    return next(place for place in places if not holds_run(place) and not is_taken(place))
 
 
 def unfinished_directory(config: RunConfig, below: Path = Path("runs")) -> Path:
@@ -106,13 +107,16 @@ def resume(
     """Continue a run from its last intact checkpoint; `epochs` or `minutes` set a new limit."""
     observer, options = observer or Observer(), options or RunOptions()
     record = read_run_file(directory)
-    config = _extended(RunConfig.from_json(record.get("config") or {}), record, epochs, minutes)
     if record.get("status") == Status.FINISHED and epochs is None and minutes is None:
         observer.note(f"{directory} has finished; give it more with --epochs or --minutes")
-        return RunResult(Status.FINISHED, directory, config, record.get("summary") or {})
+        return RunResult(Status.FINISHED, directory, _config(record), record.get("summary") or {})
     with locked(directory, force=options.force) as stale:
         if stale:
             observer.note(stale)
+        record = read_run_file(directory)  # another process may have gone on with it until now
+        config = _config(record)
+        if epochs is not None or minutes is not None:
+            config = dataclasses.replace(config, epochs=epochs, minutes=minutes)
         store = CheckpointStore(directory / CHECKPOINTS)
         loaded = store.load_latest()
         if loaded is None:
@@ -152,6 +156,7 @@ def _continue(
     _check_same_data(record, training.problem.data)
     if loaded is not None:
         training.load_state(loaded.state)
+        _refuse_less(training, _config(record))
     recorder = Recorder(
         directory,
         _continued(record, _record(config, training.problem.data)),
@@ -162,7 +167,7 @@ def _continue(
         tensorboard=options.tensorboard,
         first_iteration=training.position.iteration,
     )
-    for difference in _version_differences(record):
+    for difference in (*_version_differences(record), *_schedule_differences(_config(record), config)):
         recorder.say(difference)
     for text in () if loaded is None else loaded.passed_over:
         recorder.say(f"a damaged checkpoint was passed over, the one before it is used: {text}")
@@ -219,8 +224,8 @@ def _finish(training: Training, recorder: Recorder, directory: Path, observer: O
     """Save, and unless interrupted evaluate what an unfinished epoch has reached.
 
     The last checkpoint comes before that evaluation: a run that is given more time continues as if it had it from the
-    start, without the extra row. If it cannot be written, the record does not call the run finished: its parameters would
-    never be saved; `shf resume` does the rest again.
+    start, without the extra row (but for what `_schedule_differences` warns about). If it cannot be written, the record
+    does not call the run finished: its parameters would never be saved; `shf resume` does the rest again.
     """
     kept = status is Status.DIVERGED or recorder.checkpoint(training.position.iteration, training.state())
     if status is not Status.INTERRUPTED and training.position.index > 0:
@@ -318,17 +323,19 @@ def _continued(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, A
     return {**now, **kept, "earlier": [*before.get("earlier", ()), *earlier]}
 
 
-def _extended(config: RunConfig, record: Mapping[str, Any], epochs: int | None, minutes: float | None) -> RunConfig:
-    """The configuration with a new limit; what is not given anew stays unless the other one is."""
-    if epochs is None and minutes is None:
-        return config
-    done = record.get("summary") or {}
-    if epochs is not None and epochs < done.get("epochs", 0):
-        raise ExperimentError(f"--epochs {epochs}: the run has gone through {done['epochs']} already; give more")
-    if minutes is not None and 60 * minutes < done.get("elapsed_seconds", 0.0):
-        spent = done["elapsed_seconds"] / 60
-        raise ExperimentError(f"--minutes {minutes:g}: the run has trained for {spent:.3g} already; give more")
-    return dataclasses.replace(config, epochs=epochs, minutes=minutes)
+def _config(record: Mapping[str, Any]) -> RunConfig:
+    return RunConfig.from_json(record.get("config") or {})
+
+
+def _refuse_less(training: Training, before: RunConfig) -> None:
+    """A new limit that lies behind where the run is: its record would claim to be that of a shorter one."""
+    config, at = training.config, training.position
+    if config.epochs != before.epochs and config.epochs is not None and config.epochs < at.epoch + (at.index > 0):
+        done = f"{at.epoch}" + " and a part" * (at.index > 0)
+        raise ExperimentError(f"--epochs {config.epochs}: the run has gone through {done} already; give more")
+    if config.minutes != before.minutes and config.minutes is not None and 60 * config.minutes < at.elapsed:
+        spent = at.elapsed / 60
+        raise ExperimentError(f"--minutes {config.minutes:g}: the run has trained for {spent:.3g} already; give more")
 
 
 def _check_same_data(record: Mapping[str, Any], data: Dataset) -> None:
@@ -348,3 +355,16 @@ def _version_differences(record: Mapping[str, Any]) -> Iterator[str]:
                 f"{name} {version} is installed, the run was started with {recorded.get(name)}: "
                 "it continues, but perhaps not bitwise as it would have"
             )
+
+
+def _schedule_differences(before: RunConfig, now: RunConfig) -> Iterator[str]:
+    """A schedule that is spread over the epochs of a run (see `_settings`) is another where these change."""
+    if before.epochs != now.epochs and before.settings.get("total_updates", 0) is None:
+        yield (
+            f"the schedule of {now.method} is spread over the run, which was begun for "
+            f"{_limit(before)} and now has {_limit(now)}: it continues, but not as if it had had these from its start"
+        )
+
+
+def _limit(config: RunConfig) -> str:
+    return f"{config.epochs} epochs" if config.epochs is not None else f"{config.minutes:g} minutes"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from shf.lab.files import write_atomically
+from shf.lab.files import read_at_most, write_atomically
 
 
 def _file() -> Path:
@@ -21,7 +21,7 @@ def _file() -> Path:
 def recall() -> dict[str, float]:
     """Seconds of training per epoch with SHF, by experiment, as far as they were measured here."""
     try:
-        content = json.loads(_file().read_bytes()[: 1 << 16])
+        content = json.loads(read_at_most(_file(), 1 << 16))
         return {str(k): float(v) for k, v in content.items() if math.isfinite(float(v)) and float(v) > 0}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return {}

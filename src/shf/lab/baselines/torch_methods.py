@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from shf.lab.baselines.objective import Objective
 from shf.lab.baselines.protocol import COMMON, Loss, MethodSpec, Settings, State, costs
+from shf.lab.experiments import ExperimentError
 
 Schedule = Callable[[int], Mapping[str, float]]
 """From the number of updates made to the options that the optimizer's groups have in the next one."""
@@ -150,9 +151,7 @@ def _simple(optimizer: Callable[..., torch.optim.Optimizer]) -> Callable[[nn.Mod
 def _muon(model: nn.Module, loss: Loss, settings: Settings) -> TorchMethod:
     """Muon for the matrices and AdamW for the rest; updates of equal RMS, so one learning rate serves both."""
     if not hasattr(torch.optim, "Muon"):
-        raise RuntimeError(
-            f"torch {torch.__version__} has no torch.optim.Muon: the method muon needs torch 2.9 or newer"
-        )
+        raise ExperimentError(f"torch {torch.__version__} has no torch.optim.Muon: it needs torch 2.9 or newer")
     objective = Objective.of(model, loss, settings)
     rate = settings["learning_rate"]
     matrices: list[Tensor] = [p for p in objective.parameters if p.ndim == 2]

@@ -5,7 +5,7 @@
 
 from .catalogue import OF_DATASET
 from .datasets import Dataset, load
-from .errors import DamagedDataError, DataError, MissingDataError
+from .errors import DamagedDataError, DataError, MissingDataError, NoSuchDataError
 from .fetching import DataStatus, available, fetch
 from .places import cache_directory, data_directory
 
@@ -18,6 +18,7 @@ __all__ = [
     "DataStatus",
     "Dataset",
     "MissingDataError",
+    "NoSuchDataError",
     "available",
     "cache_directory",
     "data_directory",

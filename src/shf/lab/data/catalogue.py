@@ -10,7 +10,7 @@ from typing import Protocol
 from shf.lab.words import suggest
 
 from . import mnist, reuters, usps
-from .errors import DataError
+from .errors import NoSuchDataError
 from .files import DataFile
 from .homepage import HomePage
 from .packages import PackageSource
@@ -84,4 +84,4 @@ def collection_name(dataset: str) -> str:
     """The collection that the data set is made from; an unknown name is an error that offers the nearest."""
     if dataset in OF_DATASET:
         return OF_DATASET[dataset]
-    raise DataError(f"unknown data set {dataset!r}; {suggest(dataset, OF_DATASET)}")
+    raise NoSuchDataError(f"unknown data set {dataset!r}; {suggest(dataset, OF_DATASET)}")

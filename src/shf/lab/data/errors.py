@@ -7,6 +7,10 @@ class DataError(Exception):
     """A data set cannot be had, read or stored."""
 
 
+class NoSuchDataError(DataError):
+    """A data set or a directory that was asked for by name, and is none."""
+
+
 class DamagedDataError(DataError):
     """Bytes that are not what they should be: wrong checksum, truncated, not the format, too large."""
 

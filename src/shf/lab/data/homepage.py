@@ -39,7 +39,7 @@ def download(url: str, limit: int, *, seconds: float = TOTAL_SECONDS) -> bytes:
     content = bytearray()
     try:
         with urllib.request.urlopen(request, timeout=CONNECT_SECONDS) as answer:
-            while chunk := answer.read(CHUNK):
+            while chunk := answer.read1(CHUNK):  # what has come: `read` would wait for all of it, beyond the deadline
                 content += chunk
                 if len(content) > limit:
                     raise SourceError(f"{url}: more than the {limit} bytes expected")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import platformdirs
 
-from .errors import DataError
+from .errors import NoSuchDataError
 
 DATA_VARIABLE = "SHF_DATA"
 CACHE_VARIABLE = "SHF_CACHE"
@@ -23,7 +23,7 @@ def data_directory(data_dir: Path | str | None = None) -> Path | None:
         return None
     path = Path(chosen).expanduser()
     if not path.is_dir():
-        raise DataError(
+        raise NoSuchDataError(
             f"{named_by}={path}: not a directory. Name the directory that holds mnist/, usps/ and reuters/."
         )
     return path
