@@ -302,6 +302,42 @@ def test_params_that_are_none(params, says):
         shf.SHF(mlp(), CE, params)
 
 
+@pytest.mark.parametrize(
+    ("model", "params", "says"),
+    [
+        (mlp, lambda model: [{"params": []}], "params is empty: none of its groups has a parameter"),
+        (lambda: nn.LazyLinear(3), lambda model: [{"params": model.parameters()}], "have no shape yet"),
+    ],
+)
+def test_groups_of_parameters_that_are_none(model, params, says):
+    model = model()
+    with pytest.raises(ValueError, match=says):
+        shf.SHF(model, CE, params(model))
+
+
+def test_a_generator_of_parameters_in_a_group_is_taken_once():
+    model = mlp()
+    assert shf.SHF(model, CE, [{"params": (p for p in model.parameters())}]).step(*labelled()).accepted
+
+
+def test_sparse_inputs_that_are_not_finite():
+    """Fails if the entries are asked for by `values()`, which a tensor that is not coalesced refuses."""
+    index = torch.tensor([[0, 0, 1], [1, 1, 2]])
+    inputs = torch.sparse_coo_tensor(index, torch.tensor([1.0, math.nan, 1.0]).double(), (ROWS, FEATURES), check_invariants=True)
+    assert not inputs.is_coalesced()
+    with pytest.raises(shf.NonFiniteError, match="not finite: inputs"):
+        shf.SHF(Sparse(), CE).step(inputs, labelled()[1])
+
+
+class Sparse(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(FEATURES, 3, dtype=torch.float64))
+
+    def forward(self, x):
+        return torch.sparse.mm(x, self.weight)
+
+
 class Words(nn.Module):
     """Returns no tensor."""
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import shf
 from helpers import labelled, mlp, normalised, valued
@@ -196,6 +196,26 @@ def test_data_without_a_common_length_are_refused(data):
         shf.GrowingLoader(data, 1)
 
 
+@pytest.mark.parametrize(("rows", "size"), [(101, 2), (8293, 47), (7, 2), (5, 5), (1, 1)])
+def test_its_length_is_the_number_of_batches(rows, size):
+    loader = shf.GrowingLoader((torch.arange(rows),), size)
+    assert len(loader) == len(list(loader))
+
+
+def test_tuples_of_samples_stay_tuples():
+    """torch's own collation makes lists of them, and a model takes a list as one argument."""
+    inputs, targets = labelled()
+    samples = [((x, {"twice": (x, x)}), t) for x, t in zip(inputs, targets, strict=True)]
+    (first, named), _ = next(iter(shf.GrowingLoader(samples, 5)))
+    assert torch.equal(first, named["twice"][1])
+    assert isinstance(named["twice"], tuple)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(10))
+
+
 def test_a_list_of_samples_is_a_dataset():
     inputs, targets = labelled()
     samples = list(zip(inputs, targets, strict=True))
@@ -209,9 +229,14 @@ def test_a_list_of_samples_is_a_dataset():
 @pytest.mark.parametrize(
     ("data", "options", "words"),
     [
-        ((torch.zeros(5, 2).numpy(), torch.zeros(5)), {"batch_size": 2}, "expected a Dataset, a list of samples"),
+        ((torch.zeros(5, 2).numpy(), torch.zeros(5)), {"batch_size": 2}, "expected a Dataset with a length"),
         (dict(zip("xt", labelled(), strict=True)), {"batch_size": 2}, r"data=dict\): expected a Dataset"),
         (DataLoader(TensorDataset(*labelled())), {"batch_size": 2}, r"data=DataLoader\): expected a Dataset"),
+        (
+            Stream(),
+            {"batch_size": 2},
+            r"data=Stream\): expected a Dataset with a length and an index \(an iterable one",
+        ),
         (labelled(), {"batch_size": 5.0}, r"batch_size=5.0\): must be a whole number"),
         (labelled(), {"batch_size": None}, r"batch_size=None\): must be a whole number"),
         (labelled(), {"batch_size": 5, "largest": 7.5}, r"largest=7.5\): must be a whole number"),

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import cases
@@ -367,6 +368,77 @@ def test_a_sum_over_elements_needs_no_dense_blocks(monkeypatch):
         .hessian_root(lambda like, number, draw: torch.ones_like(like))
     )
     assert_close(sample[0], torch.full((4, 3), 0.5**0.5))
+
+
+PROBABILITIES = torch.rand(4, 3, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+CLASSES = torch.arange(20).reshape(4, 5) % 3
+WEIGHTS = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("loss", "targets"),
+    [
+        pytest.param(nn.CrossEntropyLoss(), PROBABILITIES, id="probabilities"),
+        pytest.param(nn.CrossEntropyLoss(WEIGHTS, label_smoothing=0.1), PROBABILITIES, id="weighted, smoothed"),
+        pytest.param(nn.CrossEntropyLoss(reduction="sum"), PROBABILITIES, id="summed"),
+        pytest.param(lambda z, t: 3 * F.cross_entropy(z, t), CLASSES, id="wrapped"),
+        pytest.param(lambda z, t: F.cross_entropy(z, t, WEIGHTS, ignore_index=1), CLASSES, id="wrapped, weighted"),
+        pytest.param(
+            lambda z, t: F.cross_entropy(z.flatten(0, 1), t.flatten()),
+            torch.arange(12).reshape(4, 3) % 5,
+            id="last axis",
+        ),
+    ],
+)
+def test_cross_entropy_needs_no_dense_blocks(monkeypatch, loss, targets):
+    """S S' = L'' of (4, 3, 5) outputs, read off column by column, whoever calls cross-entropy and along whichever axis."""
+    monkeypatch.setattr("shf.losses._DENSE_OUTPUTS", 0)
+    z = torch.randn(4, 3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expansion = Loss(loss, "sum" if getattr(loss, "reduction", "") == "sum" else None).expand(z, targets)
+    units = torch.eye(z.numel(), dtype=torch.float64)
+    columns = [expansion.hessian_root(lambda like, number, draw, e=e: e.view_as(like))[0].reshape(-1) for e in units]
+    S = torch.stack(columns, 1)
+    H = torch.autograd.functional.hessian(lambda x: loss(x.view_as(z), targets), z.reshape(-1))
+    assert_close(S @ S.t(), H, 1e-10)
+
+
+def test_classes_that_are_all_but_certain_still_count():
+    """Some positions so saturated that p is one class to rounding: their share of L'' is not told, and is nothing."""
+    z = torch.randn(6, 4) * torch.tensor([1.0, 1.0, 1.0, 200.0, 200.0, 200.0])[:, None]
+    targets = torch.arange(6) % 4
+    closed, seen = (Loss(loss).expand(z, targets) for loss in (CE, lambda z, t: CE(z, t)))
+
+    def ones(like, number, draw):
+        return torch.ones_like(like)
+
+    assert_close(seen.hessian_root(ones)[0], closed.hessian_root(ones)[0], 1e-3)
+
+
+def test_factors_of_frozen_parameters_are_forgotten():
+    """Fails if they stay: frozen while the inputs change, and then unfrozen, a layer would be solved with old ones."""
+    model, (inputs, targets) = mlp(), labelled()
+    optimizer = shf.SHF(model, CE, preconditioner="kronecker", factor_every=100)
+    optimizer.step(inputs, targets)
+    before = optimizer.state[model[0].weight]["input_factor"].clone()
+    model[0].requires_grad_(False)
+    optimizer.step(100 * inputs, targets)
+    assert "input_factor" not in optimizer.state[model[0].weight]
+    model[0].requires_grad_(True)
+    optimizer.step(100 * inputs, targets)
+    assert optimizer.state[model[0].weight]["input_factor"].norm() > 1000 * before.norm()
+
+
+def test_what_layers_returned_is_let_go_before_cg(monkeypatch):
+    """Fails if the record of a renewal stays: every layer's output would be in memory throughout CG."""
+    recorded = []
+    genuine = Objective.curvature
+    monkeypatch.setattr(
+        Objective,
+        "curvature",
+        lambda self, damping: recorded.append(dict(self._jacobian._kept.calls.of)) or genuine(self, damping),
+    )
+    shf.SHF(mlp(), CE, preconditioner="kronecker").step(*labelled())
+    assert recorded == [{}]
 
 
 @pytest.mark.parametrize("loss", [lambda z, t: CE(z[0], t), lambda z, t: CE(z[0], t) + z[1].square().mean()])

@@ -7,7 +7,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import shf
 from helpers import FEATURES, assert_close, identical, labelled, mlp, snapshot, theta
@@ -166,13 +173,14 @@ def test_a_number_of_the_whole_batch_that_the_loss_uses_is_refused_where_rows_ar
 def test_a_function_has_the_closed_form_of_its_module():
     """1100 classes are too many for a root of L'' by dense blocks."""
     x, targets = torch.randn(9, 3), torch.randint(1100, (9,))
-    models = [nn.Linear(3, 1100)]
-    models.append(copy.deepcopy(models[0]))
-    for model, loss in zip(models, (CE, F.cross_entropy), strict=True):
+    first = nn.Linear(3, 1100)
+    models = [copy.deepcopy(first) for _ in range(3)]
+    for model, loss in zip(models, (CE, F.cross_entropy, lambda z, t: F.cross_entropy(z, t)), strict=True):
         shf.SHF(model, loss, preconditioner="jacobi", seed=0).step(x, targets)
     assert torch.equal(models[0].weight, models[1].weight)
+    assert_close(models[2].weight.detach(), models[0].weight.detach(), 1e-4)
     with pytest.raises(ValueError, match="at most 1024 numbers a row"):
-        shf.SHF(models[0], lambda z, t: F.cross_entropy(z, t), preconditioner="jacobi").step(x, targets)
+        shf.SHF(first, lambda z, t: z.sum(1).square().mean(), preconditioner="jacobi").step(x, targets)
 
 
 @dataclass
@@ -264,9 +272,25 @@ def test_states_of_other_models_are_refused(state):
 def test_hf_refuses_a_loader_that_shuffles():
     x, targets = labelled()
     optimizer = shf.HF(mlp(), CE)
+    data, weights = TensorDataset(x, targets), torch.ones(len(x))
     for loader in (
-        DataLoader(TensorDataset(x, targets), batch_size=4, shuffle=True),
+        DataLoader(data, batch_size=4, shuffle=True),
+        DataLoader(data, batch_size=4, sampler=WeightedRandomSampler(weights, len(x))),
+        DataLoader(data, batch_size=4, sampler=SubsetRandomSampler(range(len(x)))),
+        DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data), 4, drop_last=False)),
+        DataLoader([(row + torch.rand(()), t) for row, t in data], batch_size=len(x), shuffle=True),
         shf.GrowingLoader((x, targets), batch_size=4),
     ):
-        with pytest.raises(ValueError, match=rf"{type(loader).__name__} that shuffles.*shuffle=False"):
+        with pytest.raises(ValueError, match=rf"{type(loader).__name__} that shuffles.*without a random sampler"):
             optimizer.step(loader, (x, targets))
+    assert optimizer.step(DataLoader(data, batch_size=4), (x, targets)).accepted
+
+
+def test_hf_refuses_random_augmentation():
+    class Augmented(TensorDataset):
+        def __getitem__(self, i):
+            row, target = super().__getitem__(i)
+            return row + torch.randn_like(row), target
+
+    with pytest.raises(ValueError, match="shuffles or draws"):
+        shf.HF(mlp(), CE).step(DataLoader(Augmented(*labelled()), batch_size=8), labelled())

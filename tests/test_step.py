@@ -236,9 +236,22 @@ def test_at_the_minimum_nothing_moves():
     problem = Quadratic()
     problem.theta = torch.zeros(N, dtype=torch.float64)
     problem.b = torch.zeros(N, dtype=torch.float64)
-    theta, _, info = problem.step()
+    theta, after, info = problem.step()
     assert identical(theta, problem.theta)
     assert (info.cg_stop, info.gradient_norm, info.accepted) == (CGStop.ZERO_RESIDUAL, 0.0, False)
+    assert after.damping == START.damping
+
+
+@pytest.mark.parametrize("delta", [None, torch.ones(N, dtype=torch.float64)])
+def test_a_batch_without_a_gradient_leaves_the_damping(delta):
+    """All rows masked, say: f is 0 wherever θ goes. Fails if ρ of such a batch is a failure: every third batch like that
+    makes λ grow without bound."""
+    problem = Quadratic()
+    problem.expand = lambda damping: Expansion(0.0, torch.zeros(N, dtype=torch.float64), identity)
+    problem.f = lambda theta: 0.0
+    _, after, info = problem.step(replace(START, damping=0.5, delta=delta))
+    assert math.isnan(info.reduction_ratio)
+    assert after.damping == 0.5
 
 
 def test_an_update_beyond_the_largest_number_is_not_accepted():

@@ -10,9 +10,12 @@ from shf.batching import Batch
 from shf.cg import LinearMap
 from shf.derivatives import refuse_single_derivatives
 from shf.jacobian import Jacobian
+from shf.layout import refuse_blind_spots
 from shf.losses import HessianMap, Loss
 from shf.network import Forward, Network, call_model, twice_differentiable_kernels, unwrap
 from shf.randomness import Draws, preserved_global_state
+from shf.ranks import ALONE
+from shf.unsupported import refuse_unsupported
 
 
 class GaussNewton:
@@ -107,6 +110,7 @@ def gauss_newton_product(
             "gauss_newton_product: no parameter to differentiate by: none requires grad, or params is empty"
         )
     network = Network(model, parameters, forward)
+    refuse_unsupported(network, ALONE)
     batch = Batch.of(inputs, targets)
     with (
         preserved_global_state(),
@@ -114,6 +118,7 @@ def gauss_newton_product(
         torch.enable_grad(),
         twice_differentiable_kernels(network.device),
     ):
+        refuse_blind_spots(network, batch, seed)
         jacobian = Jacobian(network, batch, Draws(seed, batch.rows))
         refuse_single_derivatives(jacobian)
         hessian = Loss(loss).expand(jacobian.outputs, targets).hessian()

@@ -13,16 +13,13 @@ from shf.jacobian import Jacobian
 from shf.network import Network
 from shf.randomness import Draws
 
-_FEW = 2
-"""Rows that a model is looked at on, at most."""
 _NEAR = 1e-2
 """A relative difference that rounding makes, in the shortest formats too; a part that is missing makes a larger one."""
 
 
-def refuse_single_derivatives_on_few(network: Network, batch: Batch, seed: int) -> None:
-    """As `refuse_single_derivatives`, on a few rows of a batch."""
-    few = batch.take(torch.arange(min(batch.rows, _FEW)))
-    refuse_single_derivatives(Jacobian(network, few, Draws(seed, few.rows)))
+def refuse_single_derivatives_on(network: Network, batch: Batch, seed: int) -> None:
+    """As `refuse_single_derivatives`, on a batch."""
+    refuse_single_derivatives(Jacobian(network, batch, Draws(seed, batch.rows)))
 
 
 def refuse_single_derivatives(jacobian: Jacobian) -> None:

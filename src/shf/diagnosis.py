@@ -3,14 +3,13 @@
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from shf.batching import Batch
 from shf.cg import CGStop
 from shf.damping import DampingBound
 from shf.step import StepInfo
-from shf.tree import leaves
+from shf.tree import entries, leaves
 
 _NEGLIGIBLE = 1e-7
 """A gradient that is this small beside the loss: single precision cannot tell what a step along it changes."""
@@ -58,7 +57,7 @@ def describe(data: Any) -> str:
 def _describe_tensor(tensor: Tensor) -> str:
     shape = "×".join(str(n) for n in tensor.shape) or "one number"
     kind = f"{shape} {str(tensor.dtype).removeprefix('torch.')}"
-    values = (tensor.detach() if tensor.layout == torch.strided else tensor.values().detach()).reshape(-1)
+    values = entries(tensor).reshape(-1)
     if values.numel() == 0 or values.is_complex():
         return kind
     finite = values[values.isfinite()]

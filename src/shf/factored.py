@@ -21,7 +21,7 @@ from shf.layerfactors import Sums
 from shf.network import Network
 from shf.nonfinite import NonFiniteError
 from shf.ranks import Ranks
-from shf.remembered import OptimizerState, recall, remember
+from shf.remembered import OptimizerState, forget_others, recall, remember
 
 _SHARE = 0.2
 """Of a step's multiplications that renewals may take, on average."""
@@ -165,6 +165,8 @@ class Renewal:
             found[block.weight] = {_INPUT: a, _OUTPUT: g}
         for i, p in enumerate(self.network.parameters):
             remember(self.state, p, **dict.fromkeys(_ENTRIES) | found.get(i, {}))
+        for name in _ENTRIES:
+            forget_others(self.network, self.state, name)
         return self._numbers
 
     def _averaged(self, fresh: Factors, keep: float) -> Factors:

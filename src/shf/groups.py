@@ -1,6 +1,6 @@
 """Parameter groups: which parameters are trained, and with what weight decay."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -41,21 +41,36 @@ def make_groups(model: nn.Module, params: Parameters | None, weight_decay: float
     if not given:
         raise ValueError("the model has no parameters" if params is None else "params is empty")
     if all(isinstance(group, dict) for group in given):
-        return [dict(group) for group in given]  # type: ignore[call-overload]
+        groups = [_listed(dict(group)) for group in given]  # type: ignore[call-overload]
+        in_groups = [p for group in groups if "params" in group for p in members(group)]
+        if not in_groups and all("params" in group for group in groups):  # torch names the key that is missing
+            raise ValueError("params is empty: none of its groups has a parameter")
+        _refuse_shapeless(in_groups)
+        return groups
     given = _unnamed(given)
     if not all(isinstance(p, Tensor) for p in given):
         raise TypeError(
             f"params: expected parameters or dicts of them, got {sorted({type(p).__name__ for p in given})}"
         )
     parameters = [p for p in given if isinstance(p, Tensor)]
+    _refuse_shapeless(parameters)
+    weights = [p for p in parameters if p.ndim >= 2]
+    others = [p for p in parameters if p.ndim < 2]
+    made = [{"params": weights, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return [group for group in made if group["params"]]
+
+
+def _listed(group: dict[str, Any]) -> dict[str, Any]:
+    """The group with its parameters in a list where they come from a generator, which can be read but once."""
+    params = group.get("params")
+    return {**group, "params": list(params)} if isinstance(params, Iterator) else group
+
+
+def _refuse_shapeless(parameters: Iterable[Any]) -> None:
     if any(isinstance(p, UninitializedParameter) for p in parameters):
         raise ValueError(
             "parameters of the model have no shape yet (a lazy module): run it once on a batch, then make SHF"
         )
-    weights = [p for p in parameters if p.ndim >= 2]
-    others = [p for p in parameters if p.ndim < 2]
-    groups = [{"params": weights, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
 
 
 def members(group: Mapping[str, Any]) -> list[Tensor]:

@@ -107,12 +107,15 @@ class GrowingLoader:
 
     @property
     def batch_size(self) -> int:
-        """Rows of the next batch."""
+        """Rows of a batch at present; batches are cut as near to it as the rows of an epoch allow."""
         return self._size.size
 
     def __len__(self) -> int:
         """Batches of an epoch at the present size."""
-        return math.ceil(self._rows / self._size.next_of(self._rows))
+        left, batches = self._rows, 0
+        while left:
+            left, batches = left - self._size.next_of(left), batches + 1
+        return batches
 
     def __iter__(self) -> Iterator[Any]:
         source = torch.Generator().manual_seed(mix(self._seed, self._epoch))
@@ -142,7 +145,17 @@ class GrowingLoader:
     def _take(self, rows: Tensor) -> Any:
         if self._tensors is not None:
             return tuple(select_rows(t, rows) for t in self._tensors)
-        return default_collate([self._data[int(i)] for i in rows])
+        samples = [self._data[int(i)] for i in rows]
+        return _as_in(samples[0], default_collate(samples))
+
+
+def _as_in(sample: Any, collated: Any) -> Any:
+    """Tuples where the samples have tuples: torch makes lists of them, and a list is one argument to a model."""
+    if isinstance(sample, dict) and isinstance(collated, dict):
+        return {key: _as_in(sample[key], value) for key, value in collated.items()}
+    if isinstance(sample, tuple | list) and isinstance(collated, tuple | list) and not hasattr(sample, "_fields"):
+        return type(sample)(_as_in(s, c) for s, c in zip(sample, collated, strict=True))
+    return collated
 
 
 def _as_tensors(data: Any) -> tuple[Tensor, ...] | None:
@@ -151,9 +164,12 @@ def _as_tensors(data: Any) -> tuple[Tensor, ...] | None:
         return data.tensors
     if isinstance(data, list | tuple) and data and all(isinstance(t, Tensor) for t in data):
         return tuple(data)
-    if hasattr(data, "__getitem__") and not isinstance(data, tuple | Mapping):
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, tuple | Mapping):
         return None
     found = (
         f"({', '.join(sorted({type(t).__name__ for t in data}))})" if isinstance(data, tuple) else type(data).__name__
     )
-    raise TypeError(f"GrowingLoader(data={found}): expected a Dataset, a list of samples, or a tuple of tensors")
+    raise TypeError(
+        f"GrowingLoader(data={found}): expected a Dataset with a length and an "
+        "index (an iterable one has no rows to draw from), a list of samples, or a tuple of tensors"
+    )

@@ -6,14 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
-from torch.utils.data import RandomSampler
 
+from shf.agreement import checksum
 from shf.batching import Batch
 from shf.cg import geometric, relative_progress
 from shf.config import HFConfig
 from shf.exhaustion import Demand, explained_exhaustion
 from shf.extras import Extras
-from shf.growing import GrowingLoader
 from shf.layout import Layout
 from shf.losses import Reduction
 from shf.network import Network
@@ -25,6 +24,7 @@ from shf.randomness import mix
 from shf.ranks import Ranks, Share
 from shf.step import Curvature, Expansion, Solver, StepInfo
 from shf.terms import Terms, expand_terms, no_terms, sum_terms
+from shf.tree import entries, leaves
 from shf.unsupported import refuse_unsupported
 
 
@@ -77,10 +77,11 @@ class HF(SHF):
                 f"batches is a one-time iterator ({type(batches).__name__}): expected something that can be iterated "
                 "again, such as a list or a DataLoader"
             )
-        if isinstance(batches, GrowingLoader) or isinstance(getattr(batches, "sampler", None), RandomSampler):
+        if _first_of(batches) != _first_of(batches):
             raise ValueError(
-                f"batches is a {type(batches).__name__} that shuffles: every evaluation in a step must see the same "
-                "batches; give a DataLoader with shuffle=False, or a list of batches"
+                f"batches is a {type(batches).__name__} that shuffles or draws: iterated twice, it begins with different "
+                "batches, and every evaluation in a step must see the same; give a DataLoader without a random sampler and "
+                "without random augmentation, or a list of batches"
             )
         network = self._network()
         refuse_unsupported(network, ranks)
@@ -91,6 +92,11 @@ class HF(SHF):
         demand.rows = max([batch.rows, *sizes])
         layout = self._find_layout(network, batch)
         return self._participation(network, [sum(sizes), len(sizes), batch.rows], (batch, layout))
+
+
+def _first_of(batches: Iterable[Any]) -> list[int]:
+    """What tells the first batch from another."""
+    return [checksum(entries(t)) for t in leaves(next(iter(batches), None))]
 
 
 def _pair(batch: Any) -> tuple[Any, Any]:

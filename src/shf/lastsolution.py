@@ -31,7 +31,7 @@ class LastSolution:
         if self.part is not None and same:
             return self.part.to(network.parameters[0], copy=True)
         self.gather(state, ranks)
-        deltas = whole_deltas(network, state)
+        deltas = _whole_deltas(network, state)
         if all(d is None for d in deltas):
             return None
         return ranks.own(network.shapes.flatten(deltas, network.parameters[0]))
@@ -58,6 +58,6 @@ class LastSolution:
         self.part = self.network = None
 
 
-def whole_deltas(network: Network, state: OptimizerState) -> list[Tensor | None]:
+def _whole_deltas(network: Network, state: OptimizerState) -> list[Tensor | None]:
     """δ of each parameter where the optimizer's state has it."""
     return [recall(state, p, "delta") for p in network.parameters]

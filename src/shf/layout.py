@@ -22,7 +22,7 @@ from shf.recording import Calls
 from shf.rows import AmbiguousRowsError, RowAxis, infer_axis
 from shf.tree import leaves
 
-REFUSALS = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)
+REFUSALS = (RuntimeError, ValueError, IndexError, TypeError, AssertionError, ArithmeticError)
 """What models and losses raise that cannot do with a few rows."""
 _TWO = torch.tensor([0, 1])
 """The first two of the three rows that a model is run on."""
@@ -67,26 +67,36 @@ def _switches(module: nn.Module) -> tuple[object, ...]:
     return tuple(value for value in vars(module).values() if isinstance(value, float | int | str | None))
 
 
+def few_rows(batch: Batch, layout: Layout) -> Batch:
+    """Rows to look at a loss or at derivatives on: two, or all where the model cannot be run on some."""
+    return batch if layout.obstacle is not None else batch.take(torch.arange(min(batch.rows, 2)))
+
+
 @torch.no_grad()
-def find_layout(network: Network, batch: Batch, seed: int) -> Layout:
-    """Runs the model on rows (i, j, i), (i, j), (i, i) and (j, j), with the same frozen draws, and compares.
+def find_layout(network: Network, batch: Batch, seed: int, *, known: bool = False) -> Layout:
+    """Runs the model on rows (i, j, i), (i, j), (i, i) and (j, j), with the same frozen draws, and compares; on the whole
+    batch where it cannot be run on a few, unless that is `known` to be fine.
 
     Raises:
         RuntimeError: if the model gives different outputs for the same inputs, parameters and draws, hides its parameters
-            from autograd, or computes in half precision.
+            from autograd, or computes in half precision or complex numbers.
     """
     try:
         one, other = _two_different_rows(batch)
         three, two = batch.take(torch.tensor([one, other, one])), batch.take(torch.tensor([one, other]))
         first = _attempt(network, three, two, seed, minor=False)
     except AmbiguousRowsError as error:
-        return _refusal(f"{error}")
+        first, three = _refusal(f"{error}"), batch
     except REFUSALS as error:
         if is_out_of_memory(error):
             raise
-        return _refusal(f"it fails on two of its rows ({type(error).__name__}: {error})")
+        first, three = _refusal(f"it fails on two of its rows ({type(error).__name__}: {error})"), batch
+    if first.obstacle is not None and known:
+        return first
     _refuse_other_randomness(network, three, seed)
-    _refuse_blind_spots(network, two, seed)
+    refuse_blind_spots(network, three, seed)
+    if first.obstacle is not None:
+        return first
     if first.separable or not any(axis is not None and axis.fold > 1 for axis in first.draws):
         return first
     second = _attempt(network, three, two, seed, minor=True)
@@ -99,18 +109,20 @@ class LayoutMemory:
     """The last layout that was found; the model is looked at again only when its mode, another plain attribute or the shape
     of its inputs changes.
 
-    A refusal is not remembered: what made the model fail on some rows may have been of that moment (out of memory).
+    An obstacle is not remembered: what made the model fail on some rows may have been of that moment (out of memory).
     Nor is what a single row shows, or outputs that are not finite: they do not say whether rows influence each other.
     """
 
     def __init__(self) -> None:
         self._known: tuple[object, Layout] | None = None
+        self._fine: object | None = None  # what was run as a whole, where it cannot be on some rows
 
     def find(self, network: Network, batch: Batch, seed: int) -> Layout:
         key = signature(network, batch)
         if self._known is not None and key is not None and self._known[0] == key:
             return self._known[1]
-        layout = find_layout(network, batch, mix(seed, 2))
+        layout = find_layout(network, batch, mix(seed, 2), known=key is not None and key == self._fine)
+        self._fine = key
         self._known = (key, layout) if layout.obstacle is None and layout.conclusive and batch.rows > 1 else None
         return layout
 
@@ -234,7 +246,7 @@ def _refuse_other_randomness(network: Network, batch: Batch, seed: int) -> None:
 
         handles = [m.register_forward_hook(hook) for m in network.model.modules()]
         try:
-            with Draws(seed, 3).over():
+            with Draws(seed, batch.rows).over():
                 network([p.detach() for p in network.parameters], batch.inputs)
         finally:
             for handle in handles:
@@ -249,9 +261,9 @@ def _refuse_other_randomness(network: Network, batch: Batch, seed: int) -> None:
             )
 
 
-def _refuse_blind_spots(network: Network, batch: Batch, seed: int) -> None:
+def refuse_blind_spots(network: Network, batch: Batch, seed: int) -> None:
     """What a step would not see: parameters inside of reentrant checkpoints, or used by another reference than the module's
-    own, would silently count as having no influence; autocast inside of `forward` would make curvature noise."""
+    own, and complex outputs would silently count as having no influence; half precision would make curvature noise."""
 
     def look(module: nn.Module, args: Any) -> None:
         if torch.is_autocast_enabled(network.device.type):
@@ -262,11 +274,22 @@ def _refuse_blind_spots(network: Network, batch: Batch, seed: int) -> None:
 
     handles = [m.register_forward_pre_hook(look) for m in network.model.modules()]
     try:
-        with torch.enable_grad(), Draws(seed, 2).over():
+        with torch.enable_grad(), Draws(seed, batch.rows).over():
             outputs = network(network.leaves(), batch.inputs)
     finally:
         for handle in handles:
             handle.remove()
+    for z in leaves(outputs):
+        if z.requires_grad and z.is_complex():
+            raise RuntimeError(
+                f"the model returns {z.dtype}: SHF differentiates by real outputs; return torch.view_as_real(z), and let "
+                "the loss take that"
+            )
+        if z.requires_grad and z.dtype in (torch.float16, torch.bfloat16):
+            raise RuntimeError(
+                f"the model returns {z.dtype}: SHF needs full precision, where curvature is not noise; return outputs in "
+                "the parameters' own"
+            )
     own = {id(p): name for p, name in zip(network.parameters, network.names, strict=True)}
     for node in graph_nodes(_floating(outputs)):
         if node.name() == "CheckpointFunctionBackward":

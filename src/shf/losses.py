@@ -171,6 +171,11 @@ class LossExpansion:
             return self._sampled(
                 {i: diagonals[i].clamp_min(0).sqrt() * signs(diagonals[i], i, k) for k, i in enumerate(self._used)}
             )
+        if (seen := self._seen_softmax()) is not None:
+            p, scale, axis = seen
+            weighted = p.sqrt() * signs(p, self._used[0], 0)
+            root = scale.sqrt() * (weighted - p * weighted.sum(axis, keepdim=True))
+            return self._sampled({self._used[0]: root})
         return self._dense_root(signs)
 
     def is_flat(self) -> bool:
@@ -230,13 +235,16 @@ class LossExpansion:
         return self._checked([torch.ones_like(self._leaves[0])])[0]
 
     def _softmax(self) -> tuple[Tensor, Tensor] | None:
-        """(p, s) with L'' = s (diag p - pp') for each case or position, for cross-entropy with index targets."""
+        """(p, s) with L'' = s (diag p - pp') for each case or position, for cross-entropy."""
         elementary, factor = self._elementary()
         if type(elementary) is not nn.CrossEntropyLoss or len(self._leaves) != 1:
             return None
         z, targets = self._leaves[0], self._targets
-        if not isinstance(targets, Tensor) or targets.is_floating_point() or z.ndim < 2:
+        if not isinstance(targets, Tensor) or z.ndim < 2:
             return None
+        if targets.is_floating_point():
+            weights = _soft_weights(elementary, targets) * factor
+            return (z.detach().softmax(1), weights) if bool((weights >= 0).all()) else None
         if elementary.weight is not None and elementary.label_smoothing:
             return None  # then all classes' weights take part in a case's
         targets = targets.long()  # of bytes, which the loss takes too, an index is a mask
@@ -249,12 +257,39 @@ class LossExpansion:
     def _seen_diagonal(self) -> list[Tensor] | None:
         """diag L'' where L'' proves to be diagonal, L''u = (L''·1) ∘ u for a random u: so it is for every loss that is a
         sum over elements, on however many outputs."""
-        source = torch.Generator().manual_seed(0)
-        u = [torch.randn(z.shape, generator=source).to(z) for z in self._leaves]
+        u = self._probe(0)
         diagonal, found = self._product([torch.ones_like(z) for z in self._leaves]), self._checked(u)
         off = sum((h - d * v).square().sum().item() for h, d, v in zip(found, diagonal, u, strict=True))
         size = sum(h.square().sum().item() for h in found)
         return diagonal if size > 0 and off <= torch.finfo(u[0].dtype).eps * size else None
+
+    def _seen_softmax(self) -> tuple[Tensor, Tensor, int] | None:
+        """(p, s, axis) where L'' proves to be s (diag p - pp') along the second or the last axis of one output, for two
+        random u: so it is for every weighted sum of cross-entropies, however it is written."""
+        if len(self._used) != 1 or self._leaves[self._used[0]].ndim < 2:
+            return None
+        (i,) = self._used
+        z = self._leaves[i].detach()
+        eps = torch.finfo(z.dtype).eps
+        for axis in dict.fromkeys((1, z.ndim - 1)):
+            p = z.softmax(axis)
+            centred = [p * (u - (p * u).sum(axis, keepdim=True)) for u in (self._probe(0)[i], self._probe(1)[i])]
+            found = [self._checked(self._probe(k))[i] for k in (0, 1)]
+            squares = centred[0].square().sum(axis, keepdim=True)
+            told = squares > eps * self._probe(0)[i].square().sum(axis, keepdim=True)  # else p is all but one class
+            if not bool(told.any()):
+                return None
+            ratio = (found[0] * centred[0]).sum(axis, keepdim=True) / squares
+            scale = ratio.where(told, ratio[told].max()).clamp_min(0)
+            off = sum((h - scale * r).square().sum().item() for h, r in zip(found, centred, strict=True))
+            if off <= eps * sum(h.square().sum().item() for h in found):
+                return p, scale, axis
+        return None
+
+    def _probe(self, seed: int) -> list[Tensor]:
+        """A u without structure."""
+        source = torch.Generator().manual_seed(seed)
+        return [torch.randn(z.shape, generator=source).to(z) for z in self._leaves]
 
     def _dense_root(self, signs: Signs) -> list[Tensor]:
         """Root of L'' case by case through its dense blocks, all outputs together; for losses that do not mix rows."""
@@ -284,6 +319,16 @@ class LossExpansion:
     def _sampled(self, parts: dict[int, Tensor]) -> list[Tensor]:
         """A cotangent from those of the outputs that L depends on, with zeros for the others."""
         return [parts[i].reshape(z.shape) if i in parts else torch.zeros_like(z) for i, z in enumerate(self._leaves)]
+
+
+def _soft_weights(loss: nn.CrossEntropyLoss, targets: Tensor) -> Tensor:
+    """s of targets that are probabilities: Σ_k w_k q_k of each case or position, smoothed, over their number in a mean."""
+    classes = targets.shape[1]
+    smoothed = (1 - loss.label_smoothing) * targets + loss.label_smoothing / classes
+    if loss.weight is not None:
+        smoothed = smoothed * loss.weight.view(-1, *[1] * (targets.ndim - 2))
+    total = smoothed.sum(1, keepdim=True)
+    return total if loss.reduction == "sum" else total * (classes / targets.numel())
 
 
 _DENSE_OUTPUTS = 1024

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shf.batching import Batch
 from shf.exhaustion import is_out_of_memory
-from shf.layout import REFUSALS, Layout
+from shf.layout import REFUSALS, Layout, few_rows
 from shf.losses import Loss, Reduction
 from shf.network import Network
 from shf.randomness import Draws
@@ -33,13 +33,11 @@ def refuse_contradictions(loss: Loss, network: Network, batch: Batch, layout: La
         ValueError: if it adds up rows and is taken for a mean over them, or the other way round; or if it depends on the
             parameters otherwise than through the outputs.
     """
-    if layout.obstacle is not None:
-        return
-    few = batch.take(torch.tensor([0, min(1, batch.rows - 1)]))
-    values = network.leaves()
-    with torch.enable_grad(), Draws(seed, 2).over():
+    few, values = few_rows(batch, layout), network.leaves()
+    with torch.enable_grad(), Draws(seed, few.rows).over():
         outputs = map_leaves(Tensor.detach, network(values, few.inputs))
     _refuse_other_ways(loss, network, values, outputs, few.targets)
+    _warn_of_own_parameters(loss, network)
     once, again = (_value(loss, outputs, few.targets) for _ in range(2))
     if not math.isnan(once) and not math.isnan(again) and once != again:
         raise RuntimeError(
@@ -89,6 +87,19 @@ def _refuse_other_ways(loss: Loss, network: Network, values: Sequence[Tensor], o
             f"loss {loss.name} depends on parameters ({names[0]}) otherwise than through the model's outputs: a step "
             "differentiates through them alone, and this part would have no gradient; return what it needs from forward, "
             "one for each row, and for a penalty on weights give weight_decay"
+        )
+
+
+def _warn_of_own_parameters(loss: Loss, network: Network) -> None:
+    """Of a loss that is a module with parameters besides the model's: nothing here trains them."""
+    if not isinstance(loss.function, nn.Module):
+        return
+    of_model = {id(p) for p in network.model.parameters()}
+    own = [name for name, p in loss.function.named_parameters() if p.requires_grad and id(p) not in of_model]
+    if own:
+        warn(
+            f"loss {loss.name} has parameters of its own ({own[0]}), which SHF does not train: put them into the model, "
+            "whose outputs the loss takes, or freeze them by requires_grad_(False)"
         )
 
 

@@ -3,32 +3,32 @@
 import math
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from shf.jacobian import Jacobian
+from shf.ranks import Share
 from shf.rows import RowAxis
 
 
-def half_difference(jacobian: Jacobian, cotangents: Sequence[Tensor], gradient: Tensor) -> Tensor:
+def half_difference(jacobian: Jacobian, cotangents: Sequence[Tensor], gradient: Tensor, share: Share) -> Tensor:
     """d = a g₁ - b g₂, where g₁ and g₂ are the parts of the gradient from the first and the second half of the rows and
-    a² = 1/b² = B₂/B₁: then E[d] = 0 and E‖d‖² is the trace of the gradient's covariance, tr Σ / B.
+    a² = 1/b² = B₂/B₁: then E[d] = 0 and E‖d‖² is the trace of the gradient's covariance, tr Σ / B. Of a process that has
+    only a share of the rows this is its part: d is the sum of all.
 
     Byrd et al. (2012) estimate the same number from single cases. Two halves cost one backward pass for any model.
 
     Args:
-        jacobian: J on the batch.
+        jacobian: J on this process's rows.
         cotangents: ∂L/∂z.
-        gradient: g₁ + g₂ = J'∂L/∂z, flat.
+        gradient: J'∂L/∂z, flat.
+        share: which of the batch's rows these are; there are at least two.
     """
-    first = jacobian.rows // 2
-    if first == 0:  # this process's only row: it has no halves
-        return torch.zeros_like(gradient)
-    per_row = (torch.arange(jacobian.rows) < first).to(gradient)
+    first = share.total // 2
+    per_row = (share.numbers < first).to(gradient)
     masked = [
         u if jacobian.is_idle(i, u) else _first_half(u, jacobian.axis(i), per_row) for i, u in enumerate(cotangents)
     ]
-    a = math.sqrt((jacobian.rows - first) / first)
+    a = math.sqrt((share.total - first) / first)
     return jacobian.vjp(masked).mul_(a + 1 / a).sub_(gradient, alpha=1 / a)
 
 

@@ -36,7 +36,7 @@ from shf.ranks import ALONE, Ranks, Share
 from shf.rows import RowAxis, even_chunks, join_outputs
 from shf.step import Curvature, Expansion
 from shf.terms import Terms, expand_terms, no_terms, own_decay, sum_terms
-from shf.tree import leaves
+from shf.tree import entries, leaves
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,8 @@ class Objective:
         if (weight := self._weight) != 1:
             value, gradient = weight * value, gradient.mul_(weight)
             diagonal = None if diagonal is None else diagonal.mul_(weight)
-        noise = half_difference(J, [weight * u for u in L.gradient], gradient) if self._noise else None
+        cotangents = [weight * u for u in L.gradient]
+        noise = half_difference(J, cotangents, gradient, self._share) if self._noise else None
         return Terms(value, gradient, diagonal, J.buffers, noise)
 
     def _own_factors(self, blocks: Sequence[Block], others: Sequence[int]) -> tuple[Sequence[Sums], dict[int, Tensor]]:
@@ -277,7 +278,9 @@ class Objective:
         roots = [math.sqrt(self._weight) * u for u in L.hessian_root(self._signs)]
         sums = layer_sums(J, roots, blocks) if blocks else []
         axes = self._layout.calls if self._layout.separable else None
-        return sums, sampled_diagonal(J, roots, axes, others) if others else {}
+        diagonals = sampled_diagonal(J, roots, axes, others) if others else {}
+        J.forget_calls()
+        return sums, diagonals
 
     def _gauss_newton(self, rows: Tensor | None, scale: float, steadiness: float) -> GaussNewton:
         J, L = self._jacobian, self._expansion
@@ -348,13 +351,9 @@ class Objective:
                 ("targets", leaves(self._batch.targets)),
                 ("parameters", self._network.parameters),
             )
-            if any(not bool(torch.isfinite(_entries(t)).all()) for t in tensors if t.is_floating_point())
+            if any(not bool(torch.isfinite(entries(t)).all()) for t in tensors if t.is_floating_point())
         ]
         return f" (not finite: {', '.join(found)})" if found else " (inputs, targets and parameters are finite)"
-
-
-def _entries(tensor: Tensor) -> Tensor:
-    return tensor.detach() if tensor.layout == torch.strided else tensor.values()
 
 
 def _minor(layout: Layout) -> bool:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from numbers import Integral
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -18,15 +19,15 @@ from shf.averaging import swapped
 from shf.batching import Batch, Count, Select, count_rows, curvature_rows, select_rows
 from shf.config import Config
 from shf.decay import Decay
-from shf.derivatives import refuse_single_derivatives_on_few
+from shf.derivatives import refuse_single_derivatives_on
 from shf.diagnosis import diagnose
 from shf.exhaustion import explained_exhaustion
 from shf.extras import Extras, make_extras, make_solver
 from shf.factored import FactorMemory
 from shf.groups import Group, Parameters, check_decay, decay_weights, make_groups, members, trainable
 from shf.interruption import no_interrupts
-from shf.lastsolution import LastSolution, whole_deltas
-from shf.layout import NO_ROWS, Layout, LayoutMemory
+from shf.lastsolution import LastSolution
+from shf.layout import NO_ROWS, Layout, LayoutMemory, few_rows
 from shf.losses import Loss
 from shf.lossprobe import refuse_contradictions
 from shf.maxnorm import clip_norms_, input_major_groups
@@ -273,7 +274,8 @@ class SHF(Optimizer):
         if any(id(p) not in own for p in params):
             shapes = [tuple(p.shape) for p in params if id(p) not in own]
             raise ValueError(
-                f"parameters of shape {shapes} do not belong to the model that {type(self).__name__} was given"
+                f"parameters of shape {shapes} do not belong to the model that {type(self).__name__} was given: put them "
+                "into it (those of a loss too), or leave them out"
             )
         group = Group({**param_group, "params": params})
         if "weight_decay" in group:
@@ -315,7 +317,7 @@ class SHF(Optimizer):
 
     def _prepare(self, inputs: Any, targets: Any, ranks: Ranks) -> Participation:
         """What can be found wrong before anything is computed, and this process's part of the batch."""
-        if callable(inputs) and targets is None:
+        if isinstance(inputs, FunctionType | MethodType | partial) and targets is None:
             raise TypeError("step takes (inputs, targets), not a closure: it evaluates model and loss by itself")
         batch = Batch.of(inputs, targets, self._select, self._count, may_be_empty=ranks.several)
         network = self._network()
@@ -330,8 +332,7 @@ class SHF(Optimizer):
         layout = self._layouts.find(network, batch, seed)
         if not self._probed:
             refuse_contradictions(self.loss, network, batch, layout, seed)
-            if layout.obstacle is None:
-                refuse_single_derivatives_on_few(network, batch, seed)
+            refuse_single_derivatives_on(network, few_rows(batch, layout), seed)
             self._probed = True
         return layout
 
@@ -347,8 +348,7 @@ class SHF(Optimizer):
             "weight_decay": decay,
             "has a last CG solution": self._last_solution.there(self.state),
         }
-        deltas = whole_deltas(network, self.state)
-        return Participation(network, counts, scalars["seed"], settings, deltas, data)
+        return Participation(network, counts, scalars["seed"], settings, self.state, data)
 
     def _adopt(self, seed: int) -> int:
         """Takes over the processes' common seed; returns this iteration's."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from shf.network import Network
 from shf.randomness import mix
+from shf.remembered import OptimizerState
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Participation:
         counts: rows, and what else is laid end to end over the processes.
         seed: of the random draws.
         settings: options, counters, weight decay: what the optimizer itself is made of.
-        deltas: δ of the last step for each parameter where this process has the whole of it, or None.
+        state: what the optimizer remembers of each parameter: δ, averages, Kronecker factors.
         data: what the step is about; the other processes have their own.
     """
 
@@ -27,13 +28,13 @@ class Participation:
     counts: Sequence[int]
     seed: int
     settings: Mapping[str, Any]
-    deltas: Sequence[Tensor | None]
+    state: OptimizerState
     data: Any = field(repr=False)
 
     def facts(self) -> Mapping[str, Any]:
         model, trained = self.network.model, set(self.network.names)
         parameters = {
-            name: f"{p.dtype} {list(p.shape)} {'trained' if name in trained else 'frozen'}"
+            name: f"{p.dtype} {list(p.shape)} {'trained' if name in trained else 'frozen'}{self._entries_in_words(p)}"
             for name, p in model.named_parameters()
         }
         return {
@@ -44,12 +45,23 @@ class Participation:
         }
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """All parameters, frozen ones too, and δ."""
-        deltas = zip(self.network.names, self.deltas, strict=True)
-        return {
-            **{f"parameter {name}": p for name, p in self.network.model.named_parameters()},
-            **{f"the last CG solution of {name}": d for name, d in deltas if d is not None},
+        """All parameters, frozen ones too, and what is remembered of them."""
+        named = dict(self.network.model.named_parameters())
+        return {f"parameter {name}": p for name, p in named.items()} | {
+            f"{_IN_WORDS.get(entry, entry)} of {name}": self.state[p][entry]
+            for name, p in named.items()
+            for entry in self._entries(p)
         }
+
+    def _entries(self, parameter: Tensor) -> list[str]:
+        return sorted(self.state.get(parameter, ()))
+
+    def _entries_in_words(self, parameter: Tensor) -> str:
+        """Part of the facts: only where the same entries are there can they be compared."""
+        return "".join(f", with {_IN_WORDS.get(entry, entry)}" for entry in self._entries(parameter))
+
+
+_IN_WORDS = {"delta": "the last CG solution", "average": "the average", "moved": "the last move"}
 
 
 def _mode(model: nn.Module) -> str:

@@ -47,11 +47,11 @@ class StepInfo:
         loss_before: f_0 = f(θ) on this batch with this step's masks, weight decay included.
         loss_after: f(θ + αδ) on the same batch and masks, before β and clipping; f_0 where the step was rejected.
         gradient_norm: ‖∇f(θ)‖.
-        reduction_ratio: ρ; -inf where f rose or the model promised no descent.
+        reduction_ratio: ρ; -inf where f rose or the model promised no descent, nan where the gradient is zero.
         damping: the λ used in this step.
         step_size: α; 0 where the step was rejected.
         chosen_iterate: number of the CG iterate that was taken, from 1; cg_steps + 1 for the one that exact momentum adds;
-            0 if none had a finite objective.
+            0 if there is none, or none with a finite objective.
         cg_steps: CG iterations done.
         cg_stop: why CG ended.
         accepted: whether the parameters moved.
@@ -237,6 +237,8 @@ def shf_step(
         rate = line_search(partial(f, best.delta), f_old, best.value, slope, steps=config.line_search_steps)
         # θ ← θ + β α δ
         theta_next = problem.point(best.delta, beta * rate.alpha) if rate.alpha else None
+    if gradient_norm == 0:  # a batch that asks for nothing (all of it masked, say) tells nothing of λ
+        rho = math.nan
 
     accepted = theta_next is not None and all_finite(theta_next, dot)
     failed_trials = sum(not math.isfinite(value) for value in trials)

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -16,6 +17,13 @@ def leaves(tree: Any) -> list[Tensor]:
     if isinstance(tree, tuple | list):
         return [leaf for value in tree for leaf in leaves(value)]
     return []
+
+
+def entries(tensor: Tensor) -> Tensor:
+    """The numbers of a tensor; of a sparse one those that it stores."""
+    if tensor.layout == torch.strided:
+        return tensor.detach()
+    return (tensor._values() if tensor.layout == torch.sparse_coo else tensor.values()).detach()
 
 
 def map_leaves(function: Callable[[Tensor], Tensor], tree: Any) -> Any:

@@ -28,7 +28,8 @@ def refuse_unsupported(network: Network, ranks: Ranks) -> None:
         if isinstance(m, nn.Embedding) and m.max_norm is not None and id(m.weight) in trained:
             raise TypeError(
                 f"{name or 'the model'} is an Embedding with max_norm={m.max_norm:g}: it rewrites its weights whenever it "
-                "runs, and every evaluation in a step must see the same network; give SHF(max_norm=...) instead"
+                "runs, and every evaluation in a step must see the same network; give SHF(max_norm=...), a bound on squared "
+                "norms, instead"
             )
 
 
