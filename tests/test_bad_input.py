@@ -323,7 +323,9 @@ def test_a_generator_of_parameters_in_a_group_is_taken_once():
 def test_sparse_inputs_that_are_not_finite():
     """Fails if the entries are asked for by `values()`, which a tensor that is not coalesced refuses."""
     index = torch.tensor([[0, 0, 1], [1, 1, 2]])
-    inputs = torch.sparse_coo_tensor(index, torch.tensor([1.0, math.nan, 1.0]).double(), (ROWS, FEATURES), check_invariants=True)
+    inputs = torch.sparse_coo_tensor(
+        index, torch.tensor([1.0, math.nan, 1.0]).double(), (ROWS, FEATURES), check_invariants=True
+    )
     assert not inputs.is_coalesced()
     with pytest.raises(shf.NonFiniteError, match="not finite: inputs"):
         shf.SHF(Sparse(), CE).step(inputs, labelled()[1])

@@ -47,7 +47,7 @@ OUT_OF_RANGE = {
     "split_vectors": ([None, "yes", 1], "True or False"),
     "message_dtype": (["float16", torch.bfloat16, 16], "one of None, 'bfloat16'"),
     "check_every": ([0, -1], "at least 1"),
-    "rank_timeout": ([0, -1.0, NAN, INF, "10", True], "a number greater than 0, or None"),
+    "rank_timeout": ([0, -1.0, NAN, INF, "10", True], "a number greater than 0 and at most 1e+09, or None"),
 }
 NOT_WHOLE = {
     "cg_iterations": ([2.0, 2.5, "3", None, True], "a whole number"),
@@ -157,6 +157,15 @@ def test_the_ends_of_the_ranges_work(name, value):
 def test_damping_begins_between_its_bounds(options):
     """Fails without the check: λ = 2 with a ceiling of 1.5 would be used as it is in the first step."""
     with pytest.raises(ValueError, match=r"SHF\(damping=.*\): must be between damping_min=.* and damping_max="):
+        shf.SHF(mlp(), nn.CrossEntropyLoss(), **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"damping_factor": 0.1, "damping_rise": 400.0}, {"damping_factor": 1e-100, "damping_rule": "held-out"}],
+)
+def test_a_damping_that_leaps_beyond_all_numbers_is_refused(options):
+    with pytest.raises(ValueError, match="would multiply λ by more than 1e15"):
         shf.SHF(mlp(), nn.CrossEntropyLoss(), **options)
 
 

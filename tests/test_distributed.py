@@ -67,6 +67,7 @@ def assert_same_run(found, expected, tolerance=TOLERANCE):
         assert info.loss_before == pytest.approx(other.loss_before, rel=tolerance, abs=tolerance)
         assert info.damping == pytest.approx(other.damping, rel=tolerance)
         assert info.step_size == other.step_size
+        assert info.gradient_noise == (other.gradient_noise and pytest.approx(other.gradient_noise, rel=1e-6))
 
 
 def assert_ranks_agree(found):
@@ -139,7 +140,8 @@ def test_two_ranks_follow_with_any_option():
 
 @pytest.mark.parametrize("sizes", [[40, 0], [0, 40], [39, 1]], ids=str)
 def test_a_rank_may_hold_no_rows_or_one(sizes):
-    check_trajectories(sizes, ["block of curvature rows", "jacobi", "kronecker", "sum", "vectors split"], 5)
+    noise = "held-out, auto, noise, worth, averaging"
+    check_trajectories(sizes, ["block of curvature rows", "jacobi", "kronecker", "sum", "vectors split", noise], 5)
 
 
 @pytest.mark.slow
@@ -226,6 +228,21 @@ def test_a_run_continues_with_another_number_of_ranks(options):
     straight, _ = continued(0, None, None, 8, {})
     assert (onward - alone).abs().max() <= TOLERANCE
     assert (straight - alone).abs().max() <= TOLERANCE
+
+
+def left(rank):
+    """The group ends while δ is still split among its ranks."""
+    optimizer = optimizer_of(network(), split_vectors=True)
+    optimizer.step(*share(batch(), [25, 15], rank))
+    torch.distributed.destroy_process_group()
+    for action in (optimizer.state_dict, lambda: optimizer.step(*batch())):
+        with pytest.raises(RuntimeError, match=r"state_dict\(\) on all of them before"):
+            action()
+    return theta(optimizer.model)
+
+
+def test_split_vectors_cannot_be_had_after_the_group_has_ended():
+    worlds.run(2, left)
 
 
 def thawed(rank, sizes, options):
@@ -492,9 +509,17 @@ def unlike(rank, what):
         elif what == "value":
             with torch.no_grad():
                 model[3].weight[2, 1] += 2e-16
+    if what in ("input_factor", "average"):
+        options = {"preconditioner": "kronecker", "averaging": 0.9}
     optimizer = optimizer_of(model, **options)
     if what == "epoch" and rank == 1:
         optimizer.next_epoch()
+    if what in ("input_factor", "average"):
+        alone = optimizer_of(model, process_group=None, **options)
+        alone.step(*batch())
+        optimizer.load_state_dict(alone.state_dict())
+        if rank == 1:
+            optimizer.state[model[1].weight][what][0, 0] += 0.25
     before = snapshot(optimizer)
     dtype = model[1].weight.dtype
     try:
@@ -519,6 +544,8 @@ def unlike(rank, what):
         ("mode", "mode is train on rank 0, eval on rank 1"),
         ("epoch", "state.epoch is 0 on rank 0, 1 on rank 1"),
         ("value", "parameter 3.weight (by up to 2.22e-16 on rank 1) differ from rank 0's"),
+        ("input_factor", "input_factor of 1.weight (by up to 0.25 on rank 1) differ from rank 0's"),
+        ("average", "the average of 1.weight (by up to 0.25 on rank 1) differ from rank 0's"),
     ],
 )
 def test_ranks_that_differ_are_told_so_at_the_first_step(what, says):

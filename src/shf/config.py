@@ -118,6 +118,11 @@ class Config:
         check.number("structural_damping", least=0.0)
         check.number("damping_rise", least=1.0)
         check.choice("damping_rule", ["batch", "held-out"])
+        if self.damping_factor ** max(self.damping_rise, 4.0 if self.damping_rule == "held-out" else 1.0) < 1e-15:
+            raise ValueError(
+                f"{self._owner}(damping_factor={self.damping_factor!r}, damping_rise={self.damping_rise!r}): one step would "
+                "multiply λ by more than 1e15; give a larger factor or a smaller rise"
+            )
         check.integer("cg_iterations", least=1)
         check.flag("cg_worth")
         if self.cg_noise is not None:
@@ -156,7 +161,7 @@ class Config:
         check.choice("message_dtype", [None, "bfloat16"])
         check.integer("check_every", least=1)
         if self.rank_timeout is not None:
-            check.number("rank_timeout", above=0.0, or_else="or None")
+            check.number("rank_timeout", above=0.0, most=1e9, or_else="or None")
         if self.preconditioner == Preconditioner.KRONECKER.value and self.message_dtype is not None:
             raise ValueError(
                 f"{self._owner}(preconditioner='kronecker', message_dtype={self.message_dtype!r}): factors rounded to that "

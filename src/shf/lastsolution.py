@@ -29,6 +29,7 @@ class LastSolution:
         """A copy of δ as this process holds vectors; None before the first step. Parameters that are new have zeros."""
         same = self.network is not None and self.network.names == network.names
         if self.part is not None and same:
+            _refuse_alone(ranks)
             return self.part.to(network.parameters[0], copy=True)
         self.gather(state, ranks)
         deltas = _whole_deltas(network, state)
@@ -49,6 +50,7 @@ class LastSolution:
         if self.part is None or self.network is None:
             return
         shapes = self.network.shapes
+        _refuse_alone(ranks)
         whole = ranks.whole(self.part, shapes.total)
         for p, d in zip(self.network.parameters, shapes.split(whole), strict=True):
             remember(state, p, delta=d)
@@ -56,6 +58,15 @@ class LastSolution:
 
     def forget(self) -> None:
         self.part = self.network = None
+
+
+def _refuse_alone(ranks: Ranks) -> None:
+    """The other parts of δ are with processes that have left."""
+    if not ranks.split:
+        raise RuntimeError(
+            "split_vectors=True: the last CG solution is split over the processes of a group that has ended; call "
+            "state_dict() on all of them before it ends, and load that where training goes on"
+        )
 
 
 def _whole_deltas(network: Network, state: OptimizerState) -> list[Tensor | None]:
