@@ -110,18 +110,19 @@ def soak_words(soaked: dict[str, Any]) -> str:
 
 def problems_line(of: dict[str, Any]) -> str:
     figures = of["figures"]
-    outcomes = ", ".join(f"{number} {word}" for word, number in figures["outcomes"].items())
+    outcomes = ", ".join(f"{number} had a step {word}" for word, number in figures["outcomes"].items())
     first, last = figures["seeds"]
     return (
         f"`python benchmarks/reliability.py slow tests/test_problems.py`, seeds {first} to {last}, {of['seconds']} s: "
-        f"problems with a step or batch that was {outcomes}; {figures['broken']} broke an invariant."
+        f"{outcomes} (a problem counts under each that it had); {figures['broken']} broke an invariant."
     )
 
 
 def mutations_line(of: dict[str, Any]) -> str:
     return (
         "`python benchmarks/reliability.py slow tests/test_mutations.py`: "
-        f"{of['passed'] + of['failed'] - 1} protections taken out one at a time, {of['failed']} times no test failed."
+        f"{of['figures'].get('mutations', of['passed'] + of['failed'] - 1)} protections were taken out one at a time; "
+        f"{of['failed']} times no test failed."
     )
 
 

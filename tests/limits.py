@@ -252,6 +252,16 @@ def penalised() -> object:
     return step(model, loss=lambda z, t: F.cross_entropy(z, t) + model.weight.square().sum())
 
 
+class Complex(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.fft(x)
+
+
+class Halved(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.bfloat16()
+
+
 def square_draw(x: Tensor) -> Tensor:
     return x + 0.01 * torch.randn(len(x), len(x)).mean()
 
@@ -289,6 +299,14 @@ REFUSED = [
     Refused(
         "`microbatch` with batch statistics", "outputs on a chunk are not those on the batch",
         lambda: step(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)), microbatch=2), ValueError, "batch statistics",
+    ),
+    Refused(
+        "complex outputs", "real ones are differentiated by; return `torch.view_as_real`",
+        lambda: step(nn.Sequential(nn.Linear(4, 3), Complex())), RuntimeError, "view_as_real",
+    ),
+    Refused(
+        "outputs in half precision", "curvature would be noise",
+        lambda: step(nn.Sequential(nn.Linear(4, 3), Halved())), RuntimeError, "full precision",
     ),
     Refused(
         "losses that are not convex in the outputs", "the Gauss-Newton matrix would not be positive semi-definite",

@@ -119,6 +119,11 @@ A_STEP = (
     Mutation("nothing piles up", "src/shf/optimizer.py", "        return info\n\n    def _pass_over",
              '        self.__dict__.setdefault("kept", []).append(torch.zeros(1))\n        return info\n\n    def _pass_over',
              "test_memory.py::test_steps_do_not_pile_up_tensors"),
+    Mutation("a batch without a gradient leaves the damping", "src/shf/step.py", "        rho = math.nan\n", "        pass\n",
+             "test_step.py::test_a_batch_without_a_gradient_leaves_the_damping"),
+    Mutation("models over whole batches are looked at too", "src/shf/layout.py",
+             "    if first.obstacle is not None and known:\n", "    if first.obstacle is not None:\n",
+             "test_blind_spots.py::test_refusals_of_models_hold_where_they_take_all_rows_or_none"),
 )  # fmt: skip
 
 A_RUN = (
@@ -128,8 +133,15 @@ A_RUN = (
     Mutation("a file is replaced as a whole", "src/shf/lab/files.py",
              '    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")\n', "    beside = path\n",
              "lab/test_records.py::test_an_atomic_write_that_fails_leaves_the_old_content"),
-    Mutation("metrics are cut back on resume", "src/shf/lab/records.py", "handle.truncate(seal.size)", "pass",
+    Mutation("metrics are cut back on resume", "src/shf/lab/records.py", "handle.truncate(self._written)", "pass",
              "lab/test_records.py::test_metrics_continue_after_a_seal_and_drop_what_follows_it"),
+    Mutation("a record is verified before it is written to", "src/shf/lab/recorder.py",
+             "            self._metrics = MetricsFile.resume(path, resume_from)  # refuses before anything is written\n",
+             "            self._write_record(resume_from)\n            self._metrics = MetricsFile.resume(path, resume_from)\n",
+             "lab/test_runner.py::test_a_record_that_is_refused_stays_as_it_is"),
+    Mutation("a killed run is not made one of fewer epochs", "src/shf/lab/runner.py",
+             "        _refuse_less(training, _config(record))\n", "",
+             "lab/test_runner.py::test_a_killed_run_is_not_made_one_of_fewer_epochs"),
     Mutation("metrics are synced before the checkpoint that counts them", "src/shf/lab/recorder.py",
              "        def save() -> None:\n            self._metrics.flush(sync=True)\n",
              "        def save() -> None:\n",

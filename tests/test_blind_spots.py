@@ -88,6 +88,7 @@ def test_a_model_that_takes_all_rows_or_none_is_trained():
     ],
 )
 def test_refusals_of_models_hold_where_they_take_all_rows_or_none(model, says):
+    """Fails if they are left out where few rows cannot be had: weights would not be trained, and nobody told."""
     model = model()
     before = theta(model)
     with pytest.raises(RuntimeError, match=says):

@@ -40,7 +40,7 @@ def test_the_examples_of_using_run_one_after_the_other(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     names: dict = {"__name__": "example"}
-    first, from_adam, preset, evaluating, saving, steady, other_data = blocks("docs/using.md")
+    first, from_adam, preset, evaluating, saving, steady, time_first, other_data = blocks("docs/using.md")
     exec(first, names)
     start = torch.nn.functional.cross_entropy(names["model"](names["data"].tensors[0]), names["data"].tensors[1])
     for block in (from_adam, preset, evaluating):
@@ -56,6 +56,10 @@ def test_the_examples_of_using_run_one_after_the_other(tmp_path, monkeypatch):
     assert same(kept, {name: part.state_dict() for name, part in names["parts"].items()})
     exec(steady, names)
     assert names["optimizer"].step(torch.randn(8, 5, 2), torch.randn(8, 1)).accepted
+    names["model"], names["loss"] = torch.nn.Linear(3, 4), lambda z, t: torch.nn.functional.mse_loss(z, t)
+    exec(time_first, names)
+    assert names["optimizer"]._count(torch.randn(5, 8, 3)) == 8
+    assert names["optimizer"].step(torch.randn(5, 8, 3), torch.randn(5, 8, 4)).accepted
     graphs, names["model"], names["loss"] = [torch.randn(3) for _ in range(6)], Graphs(), torch.nn.MSELoss()
     exec(other_data, names)
     assert names["optimizer"].step(graphs, torch.randn(6, 1)).accepted

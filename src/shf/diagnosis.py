@@ -15,13 +15,20 @@ _NEGLIGIBLE = 1e-7
 """A gradient that is this small beside the loss: single precision cannot tell what a step along it changes."""
 
 
-def diagnose(info: StepInfo, rejections: int, batch: Batch) -> str:
-    """A diagnosis in words of the last of `rejections` steps in a row that were rejected or skipped."""
+def diagnose(info: StepInfo, rejections: int, batch: Batch, kind: str = "batch") -> str:
+    """A diagnosis in words of the last of `rejections` steps in a row that were rejected or skipped.
+
+    Args:
+        info: what the step returned.
+        rejections: how many.
+        batch: rows to describe.
+        kind: what these are to the step.
+    """
     return (
         f"{rejections} steps in a row did not move the parameters. The last one: λ = {info.damping:.3g}"
         f"{f' ({info.damping_bound.value})' if info.damping_bound else ''}, ρ = {info.reduction_ratio:.3g}, loss "
         f"{info.loss_before:.6g}, gradient norm {info.gradient_norm:.3g}, {info.cg_steps} CG iterations "
-        f"({info.cg_stop.value}), {info.failed_trials} of {info.evaluations} trials not finite. The batch: {batch.rows} "
+        f"({info.cg_stop.value}), {info.failed_trials} of {info.evaluations} trials not finite. The {kind}: {batch.rows} "
         f"rows; inputs {describe(batch.inputs)}; targets {describe(batch.targets)}. To try: {'; '.join(_advice(info))}."
     )
 
@@ -45,7 +52,7 @@ def _advice(info: StepInfo) -> Iterator[str]:
     if info.damping_bound is DampingBound.CEILING:
         yield "no step is short enough at damping_max: the loss must be the same function at every evaluation"
     yield f"damping={10 * info.damping:.3g}"
-    yield "more curvature rows (curvature_batch), a larger batch, model.double()"
+    yield "more curvature rows, a larger batch, model.double()"
 
 
 def describe(data: Any) -> str:

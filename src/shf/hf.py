@@ -40,6 +40,7 @@ class HF(SHF):
     """
 
     _config_type = HFConfig
+    _described = "curvature batch"
     config: HFConfig
 
     def step(self, batches: Iterable[Any], curvature: tuple[Any, Any]) -> StepInfo:  # type: ignore[override]

@@ -84,6 +84,7 @@ class SHF(Optimizer):
     """
 
     _config_type: type[Config] = Config
+    _described = "batch"
 
     def __init__(
         self,
@@ -426,7 +427,7 @@ class SHF(Optimizer):
         """
         rejections = 0 if info.accepted else int(self._scalars["rejections"]) + 1
         if rejections == self.config.max_rejections:
-            warn(diagnose(info, rejections, batch))
+            warn(diagnose(info, rejections, batch, self._described))
         return rejections
 
     @contextmanager

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+import typer.main
 from runs_helpers import assert_same_run, files, tiny_experiment
 from typer.testing import CliRunner, Result
 
@@ -25,6 +27,8 @@ from shf.lab.baselines.registry import METHODS
 from shf.lab.checkpoint import CheckpointStore
 from shf.lab.records import read_run
 from shf.lab.runconfig import CLOCKS
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +49,26 @@ def run_tiny(out: Path, *words: str) -> Result:
 
 
 # what works
+
+
+def documented() -> list[str]:
+    """The commands that README and docs show, but for those with placeholders or patterns in them."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    found = re.findall(r"(?:`|^)(shf [a-z]+(?: [^`#\n]*)?)", text, re.MULTILINE)
+    return sorted({command.strip() for command in found if not re.search(r"\b[A-Z]{3,}\b|\*|…", command)})
+
+
+def test_documented_commands_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    group = typer.main.get_command(commands.app)
+    shown = documented()
+    assert len(shown) > 50
+    for command in shown:
+        _, name, *words = shlex.split(command)
+        assert name in group.commands, command  # type: ignore[attr-defined]
+        if words:  # else it is but named
+            group.commands[name].make_context(name, words)  # type: ignore[attr-defined]
 
 
 def test_version_and_help() -> None:

@@ -15,7 +15,7 @@ from shf.lab.lock import locked
 from shf.lab.observer import Observer
 from shf.lab.records import RecordError, RunRecord, read_run
 from shf.lab.rerun import queue
-from shf.lab.rerun.claims import CLAIMS, Claim, Verdict
+from shf.lab.rerun.claims import CLAIMS, Claim, Verdict, final
 from shf.lab.rerun.entries import ENTRIES, Run, Tuning
 from shf.lab.rerun.page import FIGURE_LIST, PAGE, write_page
 from shf.lab.rerun.quotes import MARKED, quoted
@@ -143,6 +143,12 @@ def test_the_mean_of_five_splits(errors, verdict):
     found = usps.find(records)
     assert found.verdict == verdict
     assert found.ours.startswith(f"{sum(errors) / 5:.2f} %")
+
+
+def test_a_run_of_more_epochs_is_judged_after_the_experiments():
+    longer = record("curves-autoencoder/nag", train_squared_error=[9.0, 3.0, 2.0, 1.0], epoch=[0, 1, 1.5, 2.5])
+    longer.config["experiment"]["epochs"] = 2
+    assert final(longer) == 2.0
 
 
 def test_a_claim_whose_runs_have_not_all_ended_is_not_decided():

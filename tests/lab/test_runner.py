@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -26,7 +27,7 @@ from runs_helpers import (
 )
 
 from realdata import real
-from shf.lab import checkpoint, runconfig, runner
+from shf.lab import checkpoint, machine, runconfig, runner
 from shf.lab.baselines.protocol import MethodSpec
 from shf.lab.baselines.registry import METHODS
 from shf.lab.batches import batch_rows
@@ -92,6 +93,25 @@ def test_batches_refuse_nonsense() -> None:
 
 
 # what a run leaves
+
+
+def test_the_best_is_over_all_evaluations(tmp_path: Path) -> None:
+    """Fails if only whole epochs count: of a run that ends inside its first there would be no best."""
+    timed = dataclasses.replace(tiny_config("adam", batch=1), epochs=None, minutes=1e-9)
+    summary = runner.start(timed, tmp_path / "run").summary
+    assert summary["epochs"] == 0
+    assert summary["best"] == summary["value"]
+
+
+def test_a_run_tells_by_which_source_it_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner.start(tiny_config(epochs=1), tmp_path / "run")
+    found = machine.versions()
+    assert read_run(tmp_path / "run").run["versions"] == found
+    assert re.fullmatch("[0-9a-f]{12}", found["shf's source"])
+    monkeypatch.setattr(machine, "_source", lambda: "0" * 12)
+    watcher = Watcher()
+    runner.resume(tmp_path / "run", epochs=2, observer=watcher)
+    assert "shf's source 000000000000 is installed, the run was started with" in watcher.warnings[0]
 
 
 def test_a_run_leaves_a_complete_record(tmp_path: Path) -> None:

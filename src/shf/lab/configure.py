@@ -106,8 +106,8 @@ def parse_options(options: Sequence[str]) -> dict[str, Any]:
 
 
 def _value(word: str) -> Any:
-    if word in ("None", "True", "False"):
-        return {"None": None, "True": True, "False": False}[word]
+    if word in (known := {"None": None, "none": None, "True": True, "False": False}):
+        return known[word]
     try:
         return json.loads(word)
     except ValueError:

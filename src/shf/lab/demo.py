@@ -26,7 +26,7 @@ from shf.lab.measuring import fastest_threads
 from shf.lab.observer import RunResult, Status
 from shf.lab.progress import show
 from shf.lab.recorder import holds_run
-from shf.lab.records import read_run
+from shf.lab.records import plain, read_run
 from shf.lab.runconfig import RunConfig
 from shf.lab.runner import RunOptions, start
 from shf.lab.words import duration
@@ -44,7 +44,7 @@ def run_demo(
     as_json: bool = False,
     quiet: bool = False,
 ) -> int:
-    """Run the four, write the report, print the table and the verdict; 0, or 1 if a run was stopped."""
+    """Run the four, write the report, print the table and the verdict; 0, or 1 if a run was stopped or not saved."""
     console, errors = Console(), Console(stderr=True)
     place = out if out is not None else Path(tempfile.mkdtemp(prefix="shf-demo-"))
     if not force and (taken := [place / method for method in METHODS if holds_run(place / method)]):
@@ -63,12 +63,12 @@ def run_demo(
     sentence = verdict(results)
     if as_json:
         rows = [{"method": r.config.method, **r.summary} for r in results]
-        console.print_json(json.dumps({"runs": rows, "report": str(page), "verdict": sentence}))
-        return 0
-    console.print(_table(results))
-    console.print(Text(f"Report: {page}"), soft_wrap=True)
-    console.print(Text(sentence, style="bold"))
-    return 0
+        console.print_json(json.dumps(plain({"runs": rows, "report": str(page), "verdict": sentence})))
+    else:
+        console.print(_table(results))
+        console.print(Text(f"Report: {page}"), soft_wrap=True)
+        console.print(Text(sentence, style="bold"))
+    return 0 if all(result.saved for result in results) else 1
 
 
 def _table(results: Sequence[RunResult]) -> Table:

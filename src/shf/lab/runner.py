@@ -199,7 +199,7 @@ def _train(training: Training, recorder: Recorder, directory: Path, observer: Ob
             if training.epoch_ended:
                 _end_epoch(training, recorder, observer)
             elif training.evaluation_due:
-                recorder.row(training.evaluate())
+                _record_evaluation(training, recorder, training.evaluate())
             if not estimated and not budget.exhausted(training) and budget.enough_to_estimate(training, first):
                 estimated = True
                 observer.estimate(training.summary()["seconds_per_epoch"], budget.progress(training))
@@ -213,11 +213,16 @@ def _train(training: Training, recorder: Recorder, directory: Path, observer: Ob
 
 def _end_epoch(training: Training, recorder: Recorder, observer: Observer) -> None:
     row = training.end_epoch()
+    _record_evaluation(training, recorder, row)
+    observer.epoch(row, budget.progress(training))
+
+
+def _record_evaluation(training: Training, recorder: Recorder, row: Mapping[str, Any]) -> None:
+    """The row, and the network if it is the best so far."""
     recorder.row(row)
     if training.improves(row):
         with training.evaluated():
             recorder.best({"model": training.problem.model.state_dict(), "epoch": row["epoch"]})
-    observer.epoch(row, budget.progress(training))
 
 
 def _finish(training: Training, recorder: Recorder, directory: Path, observer: Observer, status: Status) -> RunResult:
@@ -230,7 +235,7 @@ def _finish(training: Training, recorder: Recorder, directory: Path, observer: O
     kept = status is Status.DIVERGED or recorder.checkpoint(training.position.iteration, training.state())
     if status is not Status.INTERRUPTED and training.position.index > 0:
         row = training.evaluate()
-        recorder.row(row)
+        _record_evaluation(training, recorder, row)
         observer.epoch(row, budget.progress(training))
     summary = training.summary()
     with training.evaluated():
@@ -350,9 +355,9 @@ def _check_same_data(record: Mapping[str, Any], data: Dataset) -> None:
 def _version_differences(record: Mapping[str, Any]) -> Iterator[str]:
     recorded = record.get("versions") or {}
     for name, version in machine.versions().items():
-        if recorded.get(name) != version:
+        if name in recorded and recorded[name] != version:
             yield (
-                f"{name} {version} is installed, the run was started with {recorded.get(name)}: "
+                f"{name} {version} is installed, the run was started with {recorded[name]}: "
                 "it continues, but perhaps not bitwise as it would have"
             )
 

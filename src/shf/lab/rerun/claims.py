@@ -72,13 +72,17 @@ def is_whole(record: RunRecord) -> bool:
 
 
 def final(record: RunRecord, column: str | None = None) -> float:
-    """A column at the last evaluated epoch; by default the one that the experiment is judged by."""
-    return float(record.column(column or str(record.config["experiment"]["metric"]))[-1])
+    """A column at the last evaluated epoch, of a run that was given more than the experiment's epochs at the last of
+    these; by default the one that the experiment is judged by."""
+    values = record.column(column or str(record.config["experiment"]["metric"]))
+    within = np.flatnonzero(record.column("epoch") <= record.config["experiment"]["epochs"])
+    return float(values[within[-1]])
 
 
 def reached(record: RunRecord) -> str:
     """What a run has at its end, with its name: '131 (test errors)'."""
-    return f"{final(record):.4g} ({metric_words(str(record.config['experiment']['metric']))})"
+    end = float(record.column(str(record.config["experiment"]["metric"]))[-1])
+    return f"{end:.4g} ({metric_words(str(record.config['experiment']['metric']))})"
 
 
 def so_far(record: RunRecord) -> str:

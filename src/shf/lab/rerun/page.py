@@ -27,6 +27,7 @@ from shf.lab.words import duration
 
 PAGE = "results.md"
 FIGURES = Path("figures") / "results"
+CLOCK_WORDS = {"processor": "of one processor", "wall": "by the clock on the wall"}
 TABLE_ONE = {
     "nag": "NAG",
     "momentum-0.99": "M(0.99)",
@@ -116,7 +117,7 @@ def _what_differs(record: RunRecord) -> str:
     """From the paper's own run: the budget, and what the error is measured on."""
     experiment = record.config["experiment"]
     words = [
-        f"{duration(record.column('elapsed_seconds')[-1])} of one processor",
+        f"{duration(record.column('elapsed_seconds')[-1])} {CLOCK_WORDS[record.config['clock']]}",
         f"{record.column('epoch')[-1]:.3g} epochs",
         f"{record.column('iteration')[-1]:.0f} updates",
     ]
@@ -203,7 +204,7 @@ class FigureOf:
             if self.dashed is not None:
                 series.append(Series("", x, record.column(self.dashed), colour, dashed=True))
             series.append(Series(label, x, record.column(self.column), colour))
-        labels = {"epoch": "epochs", "elapsed_seconds": "seconds of one processor"}
+        labels = {"epoch": "epochs", "elapsed_seconds": "seconds of training"}
         x_label = labels[self.against]
         return Chart(self.name, self.title, x_label, tuple(series), log_y=True, log_x=self.log_x) if series else None
 
