@@ -212,7 +212,10 @@ def test_completion_knows_the_names() -> None:
     assert "tiny" in list(commands._experiment_names("ti"))
     assert list(commands._method_names("momentum")) == ["momentum-0.99", "momentum-0.9"]
     command = [sys.executable, "-m", "shf", "--show-completion", "bash"]
-    told = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}  # there may be no shell above this process
+    told = {
+        **os.environ,
+        "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1",
+    }  # there may be no shell above this process
     found = subprocess.run(command, capture_output=True, text=True, timeout=120, env=told)
     assert found.returncode == 0
     assert "complete" in found.stdout
