@@ -126,7 +126,7 @@ def tuned(*methods: str, seeds: tuple[int, ...] = ONE) -> tuple[Entry, ...]:
     return tuple(Entry(method, f"{method}, tuned", method, seeds=seeds, tuned=True) for method in methods)
 
 
-OPPONENTS = (*tuned("nag", "adam", seeds=THREE), *tuned("muon", "soap", "shampoo"))
+OPPONENTS = (*tuned("nag", "soap", seeds=THREE), *tuned("adam", "muon", "shampoo"))
 HALF = "train_half_squared_error"
 FEW = ("reshuffle=true", "evaluation_cases=5000")
 GROUPS = (
@@ -139,7 +139,7 @@ GROUPS = (
     Group(
         "dropout",
         "mnist-classifier-dropout",
-        60,
+        30,
         (ONCE, *tuned("dropout-sgd-last", "adam")),
         goals=(("test_errors", 120), ("test_errors", 110)),
     ),

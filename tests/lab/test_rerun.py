@@ -3,6 +3,7 @@
 import fnmatch
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,17 @@ def test_an_interrupted_queue_goes_on_exactly(entries, tmp_path):
     assert queue.work(entries, tmp_path / "b", say=silent)
     for entry in entries:
         assert_same_run(tmp_path / "a" / entry.name, tmp_path / "b" / entry.name)
+
+
+def test_a_run_that_is_given_more_goes_on(entries, tmp_path):
+    """Fails if a finished record is done whatever it was asked for: tables would name minutes that it did not have."""
+    queue.work(entries[:1], tmp_path, say=silent)
+    longer = replace(entries[0], request=replace(entries[0].request, epochs=5))
+    assert not queue.is_done(longer, tmp_path)
+    assert queue.work([longer], tmp_path, say=silent)
+    assert read_run(tmp_path / "tiny/0").run["summary"]["epochs"] == 5
+    assert queue.is_done(longer, tmp_path)
+    assert queue.is_done(entries[0], tmp_path)
 
 
 def test_an_interrupted_record_without_checkpoints_is_left_as_it_is(entries, tmp_path):

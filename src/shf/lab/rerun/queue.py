@@ -1,4 +1,5 @@
-"""Works on the queue: what is finished is passed over, what was interrupted is resumed, what another process has is left.
+"""Works on the queue: what is finished is passed over, what was interrupted or is given more time now is resumed, what
+another process has is left.
 
 Nothing here decides what is run; see `entries`.
 """
@@ -6,8 +7,9 @@ Nothing here decides what is run; see `entries`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from shf.lab import runner
 from shf.lab.choices import read_choices, write_choice
@@ -79,17 +81,30 @@ def work(
 
 
 def is_done(entry: Run | Tuning, root: Path) -> bool:
-    """Whether there is nothing left to do: a search has its choice, a run its end."""
+    """Whether there is nothing left to do: a search has its choice, a run its end, and that not sooner than asked for."""
     if isinstance(entry, Tuning):
         return entry.method in read_choices(root / CHOICES).get(entry.experiment, {})
-    return holds_run(root / entry.name) and read_run_file(root / entry.name).get("status") in OVER
+    if not holds_run(root / entry.name):
+        return False
+    record = read_run_file(root / entry.name)
+    return record.get("status") in OVER and not _more(entry, record)
+
+
+def _more(entry: Run, record: Mapping[str, Any]) -> dict[str, Any]:
+    """The limit that the entry has now, where a run that has finished was given less."""
+    config, asked = record.get("config") or {}, entry.request
+    limits = {"epochs": asked.epochs, "minutes": asked.minutes}
+    if record.get("status") != Status.FINISHED:
+        return {}
+    return {name: limit for name, limit in limits.items() if limit is not None and (config.get(name) or limit) < limit}
 
 
 def _run(entry: Run, root: Path, data_dir: Path | None, observer: Observer | None) -> Status:
     directory = root / entry.name
     options = runner.RunOptions(data_dir, checkpoint_seconds=CHECKPOINT_SECONDS)
     if holds_run(directory):
-        return runner.resume(directory, observer=observer, options=options).status
+        more = _more(entry, read_run_file(directory))
+        return runner.resume(directory, **more, observer=observer, options=options).status
     config = configure(entry.request, choices=root / CHOICES)
     return runner.start(config, directory, observer=observer, options=options).status
 
