@@ -302,11 +302,11 @@ REFUSED = [
     ),
     Refused(
         "complex outputs", "real ones are differentiated by; return `torch.view_as_real`",
-        lambda: step(nn.Sequential(nn.Linear(4, 3), Complex())), RuntimeError, "view_as_real",
+        lambda: step(nn.Sequential(nn.Linear(4, 3), Complex()), loss=lambda z, t: z.abs().square().mean()), ValueError, "view_as_real",
     ),
     Refused(
         "outputs in half precision", "curvature would be noise",
-        lambda: step(nn.Sequential(nn.Linear(4, 3), Halved())), RuntimeError, "full precision",
+        lambda: step(nn.Sequential(nn.Linear(4, 3), Halved())), ValueError, "full precision",
     ),
     Refused(
         "losses that are not convex in the outputs", "the Gauss-Newton matrix would not be positive semi-definite",

@@ -121,6 +121,8 @@ A_STEP = (
              "test_memory.py::test_steps_do_not_pile_up_tensors"),
     Mutation("a batch without a gradient leaves the damping", "src/shf/step.py", "        rho = math.nan\n", "        pass\n",
              "test_step.py::test_a_batch_without_a_gradient_leaves_the_damping"),
+    Mutation("they are looked at once", "src/shf/layout.py", "known=kind == self._fine", "known=False",
+             "test_blind_spots.py::test_a_whole_batch_is_looked_at_once"),
     Mutation("models over whole batches are looked at too", "src/shf/layout.py",
              "    if first.obstacle is not None and known:\n", "    if first.obstacle is not None:\n",
              "test_blind_spots.py::test_refusals_of_models_hold_where_they_take_all_rows_or_none"),

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 import shf
 from helpers import labelled, mlp, normalised, valued
@@ -209,6 +210,32 @@ def test_tuples_of_samples_stay_tuples():
     (first, named), _ = next(iter(shf.GrowingLoader(samples, 5)))
     assert torch.equal(first, named["twice"][1])
     assert isinstance(named["twice"], tuple)
+
+
+class Named(NamedTuple):
+    pair: tuple
+    extra: Any
+
+
+class Kept(dict):
+    """Of a class of its own."""
+
+
+class Two(tuple):
+    """With a constructor of its own."""
+
+    def __new__(cls, a, b):
+        return super().__new__(cls, (a, b))
+
+
+def test_other_kinds_of_samples_stay_what_torch_makes_of_them():
+    samples = [Named((torch.zeros(2), i), Kept(size=torch.zeros(3).shape, two=Two(i, i))) for i in range(6)]
+    batch = next(iter(shf.GrowingLoader(samples, 6)))
+    expected = default_collate(samples)
+    assert isinstance(batch, Named)
+    assert isinstance(batch.pair, tuple)
+    assert type(batch.extra) is type(expected.extra)
+    assert [type(v) for v in batch.extra.values()] == [type(v) for v in expected.extra.values()]
 
 
 class Stream(IterableDataset):

@@ -381,6 +381,7 @@ WEIGHTS = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
         pytest.param(nn.CrossEntropyLoss(), PROBABILITIES, id="probabilities"),
         pytest.param(nn.CrossEntropyLoss(WEIGHTS, label_smoothing=0.1), PROBABILITIES, id="weighted, smoothed"),
         pytest.param(nn.CrossEntropyLoss(reduction="sum"), PROBABILITIES, id="summed"),
+        pytest.param(nn.CrossEntropyLoss(), PROBABILITIES.float(), id="of another dtype"),
         pytest.param(lambda z, t: 3 * F.cross_entropy(z, t), CLASSES, id="wrapped"),
         pytest.param(lambda z, t: F.cross_entropy(z, t, WEIGHTS, ignore_index=1), CLASSES, id="wrapped, weighted"),
         pytest.param(
@@ -412,6 +413,23 @@ def test_classes_that_are_all_but_certain_still_count():
         return torch.ones_like(like)
 
     assert_close(seen.hessian_root(ones)[0], closed.hessian_root(ones)[0], 1e-3)
+
+
+@pytest.mark.parametrize("shape", [(6, 5000), (6, 1, 1500)], ids=str)
+@pytest.mark.parametrize("spread", [0.02, 1.0, 8.0])
+def test_many_classes_are_recognised_however_flat_or_sharp(shape, spread):
+    """In single precision, with a padded position that is nearly certain. Fails if p is compared with the probe instead
+    of with its own share of it: a flat p over thousands of classes would be taken for a certain one."""
+    torch.manual_seed(0)
+    z, targets = spread * torch.randn(shape), torch.arange(6)
+    z[0, ..., 3], targets[0] = 20.0, -100
+    closed = Loss(CE).expand(z.reshape(6, -1), targets)
+    seen = Loss(lambda z, t: F.cross_entropy(z.flatten(1), t)).expand(z, targets)
+
+    def ones(like, number, draw):
+        return torch.ones_like(like)
+
+    assert_close(seen.hessian_root(ones)[0].reshape(6, -1), closed.hessian_root(ones)[0], 1e-3)
 
 
 def test_factors_of_frozen_parameters_are_forgotten():

@@ -286,6 +286,25 @@ def test_hf_refuses_a_loader_that_shuffles():
     assert optimizer.step(DataLoader(data, batch_size=4), (x, targets)).accepted
 
 
+def test_hf_refuses_to_shuffle_what_is_no_tensor_or_sparse():
+    samples = [({"row": i}, i % 3) for i in range(12)]
+    words = DataLoader(samples, batch_size=4, shuffle=True, collate_fn=lambda rows: ([r for r, _ in rows], None))
+    with pytest.raises(ValueError, match="shuffles or draws"):
+        shf.HF(mlp(), CE, count=len).step(words, labelled())
+
+    class Turned:
+        """Rows of ones in another order each time: only their places differ."""
+
+        turns = 0
+
+        def __iter__(self):
+            self.turns += 1
+            yield torch.eye(4).roll(self.turns, 0).to_sparse_csr(), torch.arange(4) % 3
+
+    with pytest.raises(ValueError, match="shuffles or draws"):
+        shf.HF(nn.Linear(4, 3), CE).step(Turned(), (torch.eye(4), torch.arange(4) % 3))
+
+
 def test_hf_refuses_random_augmentation():
     class Augmented(TensorDataset):
         def __getitem__(self, i):

@@ -1,6 +1,7 @@
 """Each protection has a test that fails when the protection is taken out."""
 
 import ast
+import json
 import os
 import resource
 import shutil
@@ -50,6 +51,7 @@ def apply(mutation: Mutation, copy: Path) -> None:
 @pytest.mark.parametrize("protection", MUTATIONS)
 def test_a_protection_taken_out_is_missed(tmp_path: Path, protection: str) -> None:
     """In a copy, under a limit on memory. Fails if the protection's test passes without the protection."""
+    print(f"figures: {json.dumps({'mutations': len(MUTATIONS)})}")  # for benchmarks/reliability.py
     mutation = MUTATIONS[protection]
     apply(mutation, tmp_path)
     seconds = "60" if mutation.hangs else "900"

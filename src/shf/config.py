@@ -118,10 +118,12 @@ class Config:
         check.number("structural_damping", least=0.0)
         check.number("damping_rise", least=1.0)
         check.choice("damping_rule", ["batch", "held-out"])
-        if self.damping_factor ** max(self.damping_rise, 4.0 if self.damping_rule == "held-out" else 1.0) < 1e-15:
+        power = max(self.damping_rise, 4.0 if self.damping_rule == "held-out" else 1.0)
+        if self.damping_factor**power < 1e-15:
             raise ValueError(
-                f"{self._owner}(damping_factor={self.damping_factor!r}, damping_rise={self.damping_rise!r}): one step would "
-                "multiply λ by more than 1e15; give a larger factor or a smaller rise"
+                f"{self._owner}(damping_factor={self.damping_factor!r}): λ may rise by its power {power:g} in one step "
+                f"(damping_rise={self.damping_rise!r}, damping_rule={self.damping_rule!r}), which is more than 1e15; give a "
+                "larger factor"
             )
         check.integer("cg_iterations", least=1)
         check.flag("cg_worth")

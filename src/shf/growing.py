@@ -5,7 +5,7 @@ it is not, |S| = tr Σ / (θ² ‖∇f_S‖²) would be. Early on gradients are 
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
@@ -151,10 +151,12 @@ class GrowingLoader:
 
 def _as_in(sample: Any, collated: Any) -> Any:
     """Tuples where the samples have tuples: torch makes lists of them, and a list is one argument to a model."""
-    if isinstance(sample, dict) and isinstance(collated, dict):
-        return {key: _as_in(sample[key], value) for key, value in collated.items()}
-    if isinstance(sample, tuple | list) and isinstance(collated, tuple | list) and not hasattr(sample, "_fields"):
-        return type(sample)(_as_in(s, c) for s, c in zip(sample, collated, strict=True))
+    if isinstance(sample, tuple) and hasattr(sample, "_fields"):
+        return type(sample)(*map(_as_in, sample, collated))
+    if type(sample) in (tuple, list):
+        return type(sample)(map(_as_in, sample, collated))
+    if isinstance(sample, Mapping) and isinstance(collated, MutableMapping):
+        collated.update({key: _as_in(sample[key], value) for key, value in collated.items()})
     return collated
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
+from torch.utils.data import RandomSampler
 
 from shf.agreement import checksum
 from shf.batching import Batch
@@ -24,7 +25,7 @@ from shf.randomness import mix
 from shf.ranks import Ranks, Share
 from shf.step import Curvature, Expansion, Solver, StepInfo
 from shf.terms import Terms, expand_terms, no_terms, sum_terms
-from shf.tree import entries, leaves
+from shf.tree import leaves, parts
 from shf.unsupported import refuse_unsupported
 
 
@@ -78,7 +79,13 @@ class HF(SHF):
                 f"batches is a one-time iterator ({type(batches).__name__}): expected something that can be iterated "
                 "again, such as a list or a DataLoader"
             )
-        if _first_of(batches) != _first_of(batches):
+        sizes: list[int] = []
+        seen: list[int] = []
+        for inputs, targets in map(_pair, batches):
+            seen = seen or _checksums((inputs, targets))
+            sizes.append(self._count(inputs))
+        shuffles = isinstance(getattr(batches, "sampler", None), RandomSampler)
+        if shuffles or seen != _checksums(next(iter(batches), None)):
             raise ValueError(
                 f"batches is a {type(batches).__name__} that shuffles or draws: iterated twice, it begins with different "
                 "batches, and every evaluation in a step must see the same; give a DataLoader without a random sampler and "
@@ -86,7 +93,6 @@ class HF(SHF):
             )
         network = self._network()
         refuse_unsupported(network, ranks)
-        sizes = [self._count(inputs) for inputs, _ in map(_pair, batches)]
         if not sum(sizes) and not ranks.several:
             raise ValueError("batches is empty: expected at least one (inputs, targets) pair")
         batch = Batch.of(*_pair(curvature), self._select, self._count, may_be_empty=ranks.several)
@@ -95,9 +101,9 @@ class HF(SHF):
         return self._participation(network, [sum(sizes), len(sizes), batch.rows], (batch, layout))
 
 
-def _first_of(batches: Iterable[Any]) -> list[int]:
-    """What tells the first batch from another."""
-    return [checksum(entries(t)) for t in leaves(next(iter(batches), None))]
+def _checksums(batch: Any) -> list[int]:
+    """What tells a batch from another, as far as it is made of tensors."""
+    return [checksum(part) for t in leaves(batch) for part in parts(t)]
 
 
 def _pair(batch: Any) -> tuple[Any, Any]:

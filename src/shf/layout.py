@@ -58,8 +58,11 @@ NO_ROWS = Layout([], [], {}, separable=True)
 def signature(network: Network, batch: Batch) -> object | None:
     """What a layout depends on. None if that cannot be told from the inputs, as with data that holds no tensors."""
     shapes = tuple((z.shape[1:] if z.shape[:1] == (batch.rows,) else z.shape, z.dtype) for z in leaves(batch.inputs))
-    flags = tuple(map(_switches, network.model.modules()))
-    return (shapes, flags, tuple(network.names)) if shapes else None
+    return (shapes, _kind(network)) if shapes else None
+
+
+def _kind(network: Network) -> object:
+    return tuple(map(_switches, network.model.modules())), tuple(network.names)
 
 
 def _switches(module: nn.Module) -> tuple[object, ...]:
@@ -79,7 +82,7 @@ def find_layout(network: Network, batch: Batch, seed: int, *, known: bool = Fals
 
     Raises:
         RuntimeError: if the model gives different outputs for the same inputs, parameters and draws, hides its parameters
-            from autograd, or computes in half precision or complex numbers.
+            from autograd, or runs under autocast.
     """
     try:
         one, other = _two_different_rows(batch)
@@ -115,14 +118,17 @@ class LayoutMemory:
 
     def __init__(self) -> None:
         self._known: tuple[object, Layout] | None = None
-        self._fine: object | None = None  # what was run as a whole, where it cannot be on some rows
+        self._fine: object | None = (
+            None  # mode and names of a network that was looked at; the batch does not matter there
+        )
 
     def find(self, network: Network, batch: Batch, seed: int) -> Layout:
         key = signature(network, batch)
         if self._known is not None and key is not None and self._known[0] == key:
             return self._known[1]
-        layout = find_layout(network, batch, mix(seed, 2), known=key is not None and key == self._fine)
-        self._fine = key
+        kind = _kind(network)
+        layout = find_layout(network, batch, mix(seed, 2), known=kind == self._fine)
+        self._fine = kind
         self._known = (key, layout) if layout.obstacle is None and layout.conclusive and batch.rows > 1 else None
         return layout
 
@@ -236,6 +242,8 @@ def _call_axis(three: Tensor | None, two: Tensor | None) -> RowAxis | None:
 
 def _refuse_other_randomness(network: Network, batch: Batch, seed: int) -> None:
     """Two runs with the same draws must agree; if they do not, the first module whose output differs is named."""
+    if _runs_agree(network, batch, seed):
+        return
     names = {m: f"{name or 'the model'} ({type(m).__name__})" for name, m in network.model.named_modules()}
     outputs: list[list[tuple[str, list[Tensor]]]] = []
     for _ in range(2):
@@ -252,18 +260,29 @@ def _refuse_other_randomness(network: Network, batch: Batch, seed: int) -> None:
             for handle in handles:
                 handle.remove()
         outputs.append(seen)
-    for (name, first), (_, second) in zip(*outputs, strict=False):
-        if any(not _same(a, b) for a, b in zip(first, second, strict=False)):
-            raise RuntimeError(
-                f"{name} gives different outputs for the same inputs, parameters and torch draws: randomness from outside "
-                "of torch (random, numpy) or a hidden state. Every evaluation in a step must see the same network; draw "
-                "through torch, or put the module in eval mode"
-            )
+    differ = (
+        name
+        for (name, first), (_, second) in zip(*outputs, strict=False)
+        if any(not _same(a, b) for a, b in zip(first, second, strict=False))
+    )
+    raise RuntimeError(
+        f"{next(differ, 'the model')} gives different outputs for the same inputs, parameters and torch draws: randomness "
+        "from outside of torch (random, numpy) or a hidden state. Every evaluation in a step must see the same network; "
+        "draw through torch, or put the module in eval mode"
+    )
+
+
+def _runs_agree(network: Network, batch: Batch, seed: int) -> bool:
+    runs = []
+    for _ in range(2):
+        with Draws(seed, batch.rows).over():
+            runs.append(_floating(network([p.detach() for p in network.parameters], batch.inputs)))
+    return all(_same(a, b) for a, b in zip(*runs, strict=True))
 
 
 def refuse_blind_spots(network: Network, batch: Batch, seed: int) -> None:
     """What a step would not see: parameters inside of reentrant checkpoints, or used by another reference than the module's
-    own, and complex outputs would silently count as having no influence; half precision would make curvature noise."""
+    own, would silently count as having no influence; autocast inside of `forward` would make curvature noise."""
 
     def look(module: nn.Module, args: Any) -> None:
         if torch.is_autocast_enabled(network.device.type):
@@ -279,17 +298,6 @@ def refuse_blind_spots(network: Network, batch: Batch, seed: int) -> None:
     finally:
         for handle in handles:
             handle.remove()
-    for z in leaves(outputs):
-        if z.requires_grad and z.is_complex():
-            raise RuntimeError(
-                f"the model returns {z.dtype}: SHF differentiates by real outputs; return torch.view_as_real(z), and let "
-                "the loss take that"
-            )
-        if z.requires_grad and z.dtype in (torch.float16, torch.bfloat16):
-            raise RuntimeError(
-                f"the model returns {z.dtype}: SHF needs full precision, where curvature is not noise; return outputs in "
-                "the parameters' own"
-            )
     own = {id(p): name for p, name in zip(network.parameters, network.names, strict=True)}
     for node in graph_nodes(_floating(outputs)):
         if node.name() == "CheckpointFunctionBackward":

@@ -124,15 +124,17 @@ class LossExpansion:
         self._loss = loss
         self._targets = targets
         self._leaves: list[Tensor] = []
+        complex_ones: list[Tensor] = []
 
         def leaf(tensor: Tensor) -> Tensor:
-            if not tensor.is_floating_point():
+            if not tensor.is_floating_point() and not tensor.is_complex():
                 return tensor
-            self._leaves.append(tensor.detach().requires_grad_())
-            return self._leaves[-1]
+            kind = complex_ones if tensor.is_complex() else self._leaves
+            kind.append(tensor.detach().requires_grad_())
+            return kind[-1]
 
         self._outputs = map_leaves(leaf, outputs)
-        if not self._leaves:
+        if not self._leaves and not complex_ones:
             raise ValueError(
                 f"the model's output holds no floating-point tensor (got {type(outputs).__name__}): expected a tensor, or a "
                 "tuple, list or mapping of tensors"
@@ -142,7 +144,11 @@ class LossExpansion:
             if not total.requires_grad:
                 raise ValueError(f"loss {loss.name} does not depend on the model's outputs: nothing to optimise")
             # A graph of L alone, kept for second derivatives where no closed form is at hand.
-            gradient = torch.autograd.grad(total, self._leaves, create_graph=True, allow_unused=True)
+            both = [*self._leaves, *complex_ones]
+            gradient = torch.autograd.grad(total, both, create_graph=True, allow_unused=True)
+        for z, g in zip(both, gradient, strict=True):
+            _refuse_dtype(z.dtype, used=g is not None)
+        gradient = gradient[: len(self._leaves)]
         if all(g is None for g in gradient):
             raise ValueError(f"loss {loss.name} does not depend on the model's outputs: nothing to optimise")
         self.value = total.detach()
@@ -243,7 +249,7 @@ class LossExpansion:
         if not isinstance(targets, Tensor) or z.ndim < 2:
             return None
         if targets.is_floating_point():
-            weights = _soft_weights(elementary, targets) * factor
+            weights = _soft_weights(elementary, targets.to(z.dtype)) * factor
             return (z.detach().softmax(1), weights) if bool((weights >= 0).all()) else None
         if elementary.weight is not None and elementary.label_smoothing:
             return None  # then all classes' weights take part in a case's
@@ -270,17 +276,17 @@ class LossExpansion:
             return None
         (i,) = self._used
         z = self._leaves[i].detach()
-        eps = torch.finfo(z.dtype).eps
+        eps, probes = torch.finfo(z.dtype).eps, [self._probe(k) for k in (0, 1)]
+        found = [self._checked(u)[i] for u in probes]
         for axis in dict.fromkeys((1, z.ndim - 1)):
             p = z.softmax(axis)
-            centred = [p * (u - (p * u).sum(axis, keepdim=True)) for u in (self._probe(0)[i], self._probe(1)[i])]
-            found = [self._checked(self._probe(k))[i] for k in (0, 1)]
+            centred = [p * (u[i] - (p * u[i]).sum(axis, keepdim=True)) for u in probes]
             squares = centred[0].square().sum(axis, keepdim=True)
-            told = squares > eps * self._probe(0)[i].square().sum(axis, keepdim=True)  # else p is all but one class
+            told = squares > eps * (p * probes[0][i]).square().sum(axis, keepdim=True)  # else p is all but one class
             if not bool(told.any()):
-                return None
+                continue
             ratio = (found[0] * centred[0]).sum(axis, keepdim=True) / squares
-            scale = ratio.where(told, ratio[told].max()).clamp_min(0)
+            scale = ratio.nan_to_num(0.0, 0.0, 0.0).clamp(0.0, ratio[told].max().clamp_min(0.0).item())
             off = sum((h - scale * r).square().sum().item() for h, r in zip(found, centred, strict=True))
             if off <= eps * sum(h.square().sum().item() for h in found):
                 return p, scale, axis
@@ -319,6 +325,20 @@ class LossExpansion:
     def _sampled(self, parts: dict[int, Tensor]) -> list[Tensor]:
         """A cotangent from those of the outputs that L depends on, with zeros for the others."""
         return [parts[i].reshape(z.shape) if i in parts else torch.zeros_like(z) for i, z in enumerate(self._leaves)]
+
+
+def _refuse_dtype(dtype: torch.dtype, *, used: bool) -> None:
+    """Refuses outputs that the loss depends on and that a step cannot differentiate by, or only in noise."""
+    if used and dtype.is_complex:
+        raise ValueError(
+            f"the model returns {dtype}: SHF differentiates by real outputs; return torch.view_as_real(z), and let the loss "
+            "take that"
+        )
+    if used and dtype in (torch.float16, torch.bfloat16):
+        raise ValueError(
+            f"the model returns {dtype}: SHF needs full precision, where curvature is not noise; return outputs in the "
+            "parameters' own"
+        )
 
 
 def _soft_weights(loss: nn.CrossEntropyLoss, targets: Tensor) -> Tensor:

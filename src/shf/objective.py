@@ -286,10 +286,10 @@ class Objective:
         J, L = self._jacobian, self._expansion
         self._jacobian = self._expansion = None  # what the products do not need of them goes with them
         if J is None or L is None:
-            if self._layout.obstacle is not None:  # the gradient pass has run on all rows: it is not the inputs' fault
+            if self._layout.obstacle is not None and rows is not None:  # it has run on all: it is not the inputs' fault
                 raise ValueError(
-                    f"curvature_batch: the model cannot be run on {0 if rows is None else len(rows)} of its "
-                    f"{self._batch.rows} rows: {self._layout.obstacle}; use curvature_batch=None"
+                    f"curvature_batch: the model cannot be run on {len(rows)} of its {self._batch.rows} rows: "
+                    f"{self._layout.obstacle}; use curvature_batch=None"
                 )
             J = self._make_jacobian(rows, record=False, steady=True)
             L = self._loss.expand(J.outputs, self._batch.take_targets(rows))

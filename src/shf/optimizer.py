@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from numbers import Integral
-from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -295,7 +294,7 @@ class SHF(Optimizer):
 
     def _prepare(self, inputs: Any, targets: Any, ranks: Ranks) -> Participation:
         """What can be found wrong before anything is computed, and this process's part of the batch."""
-        if isinstance(inputs, FunctionType | MethodType | partial) and targets is None:
+        if callable(inputs) and targets is None and self._count is count_rows:
             raise TypeError("step takes (inputs, targets), not a closure: it evaluates model and loss by itself")
         batch = Batch.of(inputs, targets, self._select, self._count, may_be_empty=ranks.several)
         network = self._network()

@@ -26,6 +26,15 @@ def entries(tensor: Tensor) -> Tensor:
     return (tensor._values() if tensor.layout == torch.sparse_coo else tensor.values()).detach()
 
 
+def parts(tensor: Tensor) -> list[Tensor]:
+    """The dense tensors that a tensor consists of: of a sparse one where its numbers are, too."""
+    if tensor.layout == torch.sparse_coo:
+        return [tensor._indices(), entries(tensor)]
+    if tensor.layout == torch.sparse_csr:
+        return [tensor.crow_indices(), tensor.col_indices(), entries(tensor)]
+    return [entries(tensor)]
+
+
 def map_leaves(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
     """The same structure with `function` applied to each tensor, in the order of `leaves`."""
     if isinstance(tree, Tensor):

@@ -100,6 +100,10 @@ def test_a_run_that_is_given_more_goes_on(entries, tmp_path):
     assert read_run(tmp_path / "tiny/0").run["summary"]["epochs"] == 5
     assert queue.is_done(longer, tmp_path)
     assert queue.is_done(entries[0], tmp_path)
+    queue.work(entries[1:], tmp_path, observer=Interrupts(), say=silent)
+    longest = replace(entries[1], request=replace(entries[1].request, epochs=4))
+    assert queue.work([longest], tmp_path, say=silent)
+    assert read_run(tmp_path / "tiny/1").run["summary"]["epochs"] == 4
 
 
 def test_an_interrupted_record_without_checkpoints_is_left_as_it_is(entries, tmp_path):

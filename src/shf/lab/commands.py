@@ -70,9 +70,10 @@ def exit_code(error: Exception) -> int | None:
 
 def _words(error: Exception) -> str:
     """The message; of the system's own errors the place and the reason, without their number."""
-    if isinstance(error, OSError) and error.strerror and error.filename is not None:
-        return f"{error.filename}: {error.strerror[0].lower()}{error.strerror[1:]}"
-    return str(error)
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    reason = error.strerror[0].lower() + error.strerror[1:]
+    return reason if error.filename is None else f"{error.filename}: {reason}"
 
 
 app = typer.Typer(

@@ -218,7 +218,7 @@ def _end_epoch(training: Training, recorder: Recorder, observer: Observer) -> No
 
 
 def _record_evaluation(training: Training, recorder: Recorder, row: Mapping[str, Any]) -> None:
-    """The row, and the network if it is the best so far."""
+    """The row, and the network if it is the best so far; not at a run's end, which the last checkpoint has."""
     recorder.row(row)
     if training.improves(row):
         with training.evaluated():
@@ -235,7 +235,7 @@ def _finish(training: Training, recorder: Recorder, directory: Path, observer: O
     kept = status is Status.DIVERGED or recorder.checkpoint(training.position.iteration, training.state())
     if status is not Status.INTERRUPTED and training.position.index > 0:
         row = training.evaluate()
-        _record_evaluation(training, recorder, row)
+        recorder.row(row)
         observer.epoch(row, budget.progress(training))
     summary = training.summary()
     with training.evaluated():

@@ -41,7 +41,7 @@ class Position:
     elapsed: float = 0.0
     passes: float = 0.0
     best: float | None = None
-    best_epoch: int = 0
+    best_epoch: float = 0
     last: dict[str, Any] = field(default_factory=dict)
     sums: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
@@ -130,24 +130,30 @@ class Training:
         }
 
     def improves(self, row: Mapping[str, Any]) -> bool:
-        """Whether this epoch's judged error is the smallest so far; if so, it is remembered."""
+        """Whether this evaluation's judged error is the smallest so far; if so, it is remembered."""
         value = float(row[self.config.experiment.metric])
-        if not math.isfinite(value) or (self.position.best is not None and value >= self.position.best):
+        if not self._is_best(value):
             return False
-        self.position.best, self.position.best_epoch = value, int(row["epoch"])
+        self.position.best, self.position.best_epoch = value, row["epoch"]
         return True
+
+    def _is_best(self, value: float) -> bool:
+        return math.isfinite(value) and (self.position.best is None or value < self.position.best)
 
     def summary(self) -> dict[str, Any]:
         """Where training stands, for the record and the table: the latest evaluation, the best one, and the cost."""
         at, metric = self.position, self.config.experiment.metric
         epochs = at.epoch + at.index / self.iterations_per_epoch
+        best, best_epoch, value = at.best, at.best_epoch, at.last.get(metric)
+        if at.index and value is not None and self._is_best(float(value)):  # at an end inside of an epoch
+            best, best_epoch = float(value), epochs
         return {
             "epochs": at.epoch,
             "iterations": at.iteration,
             "metric": metric,
-            "value": at.last.get(metric),
-            "best": at.best,
-            "best_epoch": at.best_epoch,
+            "value": value,
+            "best": best,
+            "best_epoch": best_epoch,
             "last": at.last,
             "passes": at.passes,
             "elapsed_seconds": at.elapsed,

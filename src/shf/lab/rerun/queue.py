@@ -91,12 +91,11 @@ def is_done(entry: Run | Tuning, root: Path) -> bool:
 
 
 def _more(entry: Run, record: Mapping[str, Any]) -> dict[str, Any]:
-    """The limit that the entry has now, where a run that has finished was given less."""
-    config, asked = record.get("config") or {}, entry.request
-    limits = {"epochs": asked.epochs, "minutes": asked.minutes}
-    if record.get("status") != Status.FINISHED:
-        return {}
-    return {name: limit for name, limit in limits.items() if limit is not None and (config.get(name) or limit) < limit}
+    """The limits that the entry has now, where its run was given less."""
+    config = record.get("config") or {}
+    limits = {"epochs": entry.request.epochs, "minutes": entry.request.minutes}
+    more = any(limit is not None and (config.get(name) or limit) < limit for name, limit in limits.items())
+    return limits if more and record.get("status") != Status.DIVERGED else {}
 
 
 def _run(entry: Run, root: Path, data_dir: Path | None, observer: Observer | None) -> Status:
