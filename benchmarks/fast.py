@@ -139,7 +139,7 @@ GROUPS = (
     Group(
         "dropout",
         "mnist-classifier-dropout",
-        30,
+        60,
         (ONCE, *tuned("dropout-sgd-last", "adam")),
         goals=(("test_errors", 120), ("test_errors", 110)),
     ),
