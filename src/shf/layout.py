@@ -118,9 +118,7 @@ class LayoutMemory:
 
     def __init__(self) -> None:
         self._known: tuple[object, Layout] | None = None
-        self._fine: object | None = (
-            None  # mode and names of a network that was looked at; the batch does not matter there
-        )
+        self._fine: object | None = None  # mode and names of a network that was looked at as a whole
 
     def find(self, network: Network, batch: Batch, seed: int) -> Layout:
         key = signature(network, batch)
