@@ -231,18 +231,22 @@ def test_a_run_continues_with_another_number_of_ranks(options):
 
 
 def left(rank):
-    """The group ends while δ is still split among its ranks."""
+    """The group ends while δ is still split among its ranks: what is said, and whether anything has changed."""
     optimizer = optimizer_of(network(), split_vectors=True)
     optimizer.step(*share(batch(), [25, 15], rank))
     torch.distributed.destroy_process_group()
+    before, said = theta(optimizer.model), []
     for action in (optimizer.state_dict, lambda: optimizer.step(*batch())):
-        with pytest.raises(RuntimeError, match=r"state_dict\(\) on all of them before"):
+        with pytest.raises(RuntimeError) as refusal:
             action()
-    return theta(optimizer.model)
+        said.append(str(refusal.value))
+    return said, identical(theta(optimizer.model), before)
 
 
 def test_split_vectors_cannot_be_had_after_the_group_has_ended():
-    worlds.run(2, left)
+    for said, unchanged in worlds.run(2, left):
+        assert all("call state_dict() on all of them before it ends" in text for text in said)
+        assert (len(said), unchanged) == (2, True)
 
 
 def thawed(rank, sizes, options):

@@ -8,7 +8,7 @@ from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
-from shf.damping import DAMPING_MAX, DAMPING_MIN
+from shf.damping import DAMPING_MAX, DAMPING_MIN, HELD_OUT_RISE
 from shf.preconditioner import Preconditioner
 from shf.search import Backtracking
 
@@ -118,7 +118,7 @@ class Config:
         check.number("structural_damping", least=0.0)
         check.number("damping_rise", least=1.0)
         check.choice("damping_rule", ["batch", "held-out"])
-        power = max(self.damping_rise, 4.0 if self.damping_rule == "held-out" else 1.0)
+        power = max(self.damping_rise, HELD_OUT_RISE if self.damping_rule == "held-out" else 1.0)
         if self.damping_factor**power < 1e-15:
             raise ValueError(
                 f"{self._owner}(damping_factor={self.damping_factor!r}): λ may rise by its power {power:g} in one step "

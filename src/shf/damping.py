@@ -27,6 +27,9 @@ DAMPING_MIN = 1e-15
 DAMPING_MAX = 1e15
 """λ's default ceiling: above it a step is zero to rounding."""
 
+HELD_OUT_RISE = 4.0
+"""The largest power of the factor by which the held-out rule raises λ in one step."""
+
 
 class DampingBound(enum.Enum):
     """The end of its range that λ has come to."""

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from shf.cg import Dot
+from shf.damping import HELD_OUT_RISE
 from shf.flat import all_finite
 from shf.network import Network
 from shf.ranks import Ranks
@@ -52,7 +53,7 @@ _HARM = 0.5
 """Where the slope is lost in noise, the least harm to unseen data, in units of the gain, that raises λ."""
 _COSTLY = 1.0
 """The harm of a single step to unseen data, in units of its gain, from which λ rises at once."""
-_FASTEST_UP, _FASTEST_DOWN = 4.0, 2.0
+_FASTEST_UP, _FASTEST_DOWN = HELD_OUT_RISE, 2.0
 """The most powers of the damping factor by which λ rises and falls in a step."""
 _PREFIX, _UNIT, _GAIN = "heldout_", "heldout_unit", "heldout_gain"
 
