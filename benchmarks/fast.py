@@ -126,15 +126,17 @@ def tuned(*methods: str, seeds: tuple[int, ...] = ONE) -> tuple[Entry, ...]:
     return tuple(Entry(method, f"{method}, tuned", method, seeds=seeds, tuned=True) for method in methods)
 
 
-OPPONENTS = (*tuned("nag", "soap", seeds=THREE), *tuned("adam", "muon", "shampoo"))
+OF_MNIST = (*tuned("nag", "soap", seeds=THREE), *tuned("adam", "muon", "shampoo"))
+OF_CURVES = (*tuned("nag", "soap", "muon", "adam", seeds=THREE), *tuned("shampoo"))
 HALF = "train_half_squared_error"
 FEW = ("reshuffle=true", "evaluation_cases=5000")
 GROUPS = (
     Group("ablation-curves", "curves-demo", 0.3, (*tuned("adam"), *ABLATIONS), tuning=1.5, drawn=3),
     Group("ablation-usps", "usps-classifier-dropout", 0.15, ABLATIONS, drawn=2),
     Group("curves-paper", "curves-autoencoder", 5, (ONCE, PAPER, *tuned("adam", "nag")), FEW, evaluations=20),
-    Group("curves", "curves-autoencoder", 15, (FAST, *OPPONENTS), FEW, evaluations=30),
-    Group("mnist", "mnist-autoencoder", 15, (FAST, *OPPONENTS), FEW, evaluations=30, goals=((HALF, 0.877),)),
+    Group("curves", "curves-autoencoder", 15, (FAST, *OF_CURVES), FEW, evaluations=30),
+    Group("curves-hour", "curves-autoencoder", 60, (ONCE, *tuned("muon")), FEW, evaluations=120),
+    Group("mnist", "mnist-autoencoder", 15, (FAST, *OF_MNIST), FEW, evaluations=30, goals=((HALF, 0.877),)),
     Group("mnist-hour", "mnist-autoencoder", 60, (ONCE, *tuned("nag")), FEW, evaluations=120, goals=((HALF, 0.877),)),
     Group(
         "dropout",
