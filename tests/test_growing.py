@@ -164,6 +164,19 @@ def test_batches_grow_within_an_epoch_as_the_steps_say():
     assert max(sizes) == loader.batch_size == 80  # targets are noise: no batch is large enough
 
 
+@given(rows=st.integers(4, 300), size=st.integers(4, 40), replicas=st.integers(1, 2), noise=st.floats(0, 3, width=16))
+def test_processes_share_the_batches_of_one(rows, size, replicas, noise):
+    """Also as they grow; and none is left without a row."""
+    data = (torch.arange(rows),)
+    one = shf.GrowingLoader(data, size, seed=5)
+    shares = [shf.GrowingLoader(data, size, seed=5, num_replicas=replicas, rank=rank) for rank in range(replicas)]
+    for (whole,), *parts in zip(one, *shares, strict=True):
+        assert torch.equal(whole, torch.cat([part for (part,) in parts]))
+        assert all(len(part) for (part,) in parts)
+        for loader in (one, *shares):
+            loader.hear(measured(noise))
+
+
 def measured(noise: float) -> StepInfo:
     return replace(StepInfo.of_skipped(1.0, ""), skipped=None, gradient_noise=noise)
 
@@ -195,6 +208,25 @@ def test_numbers_of_numpy_do_not_reach_its_state():
 def test_data_without_a_common_length_are_refused(data):
     with pytest.raises(ValueError, match="expected one length"):
         shf.GrowingLoader(data, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_replicas": 2, "rank": 2}, r"rank=2, num_replicas=2\): ranks count from 0, below num_replicas"),
+        ({"num_replicas": 0}, r"rank=0, num_replicas=0\): ranks count from 0"),
+        ({"num_replicas": 3}, r"batch_size=5, num_replicas=3\) of 40 rows: batches must have at least two rows"),
+    ],
+)
+def test_processes_that_cannot_share_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        shf.GrowingLoader(labelled(40), 5, **options)
+
+
+def test_noise_before_the_first_batch_changes_nothing():
+    loader = shf.GrowingLoader(labelled(40), 5)
+    loader.hear(measured(noise=1.0))
+    assert loader.state_dict() == shf.GrowingLoader(labelled(40), 5).state_dict()
 
 
 @pytest.mark.parametrize(("rows", "size"), [(101, 2), (8293, 47), (7, 2), (5, 5), (1, 1)])
@@ -239,8 +271,13 @@ def test_other_kinds_of_samples_stay_what_torch_makes_of_them():
 
 
 class Stream(IterableDataset):
+    """Some have a length and, as all datasets, an index that is not there."""
+
     def __iter__(self):
         return iter(range(10))
+
+    def __len__(self):
+        return 10
 
 
 def test_a_list_of_samples_is_a_dataset():
@@ -266,6 +303,19 @@ def test_a_list_of_samples_is_a_dataset():
         ),
         (labelled(), {"batch_size": 5.0}, r"batch_size=5.0\): must be a whole number"),
         (labelled(), {"batch_size": None}, r"batch_size=None\): must be a whole number"),
+        (labelled(), {"batch_size": True}, r"batch_size=True\): must be a whole number"),
+        (labelled(), {"batch_size": 5, "seed": None}, r"seed=None\): must be a whole number"),
+        (labelled(), {"batch_size": 5, "rank": 0.5}, r"rank=0.5\): must be a whole number"),
+        (
+            list(torch.zeros(6, 3)),
+            {"batch_size": 2},
+            r"a list of 6 tensors, the first of shape \(3,\)\): samples, or columns",
+        ),
+        (
+            (torch.tensor(1), torch.tensor(2)),
+            {"batch_size": 2},
+            r"a tuple of 2 tensors, the first of shape \(\)\): samples",
+        ),
         (labelled(), {"batch_size": 5, "largest": 7.5}, r"largest=7.5\): must be a whole number"),
     ],
 )

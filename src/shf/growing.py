@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from shf.batching import select_rows
 from shf.randomness import mix
@@ -73,6 +73,8 @@ class GrowingLoader:
         largest: rows of a batch at most; by default a quarter of all, so that an epoch still is several steps.
         tolerance: θ of the test: smaller means larger batches.
         seed: of the order.
+        num_replicas: processes that share each batch, as of torch's DistributedSampler; `batch_size` counts the rows of all.
+        rank: which of them this is. Together the processes take the batches, and the steps, that one alone would.
 
     Example:
         >>> loader = GrowingLoader((torch.randn(1000, 4), torch.randint(3, (1000,))), batch_size=100)
@@ -89,19 +91,32 @@ class GrowingLoader:
         largest: int | None = None,
         tolerance: float = 0.7,
         seed: int = 0,
+        num_replicas: int = 1,
+        rank: int = 0,
     ) -> None:
         self._tensors = _as_tensors(data)
         self._data = data
-        for name, value in (("batch_size", batch_size), ("largest", largest)):
-            if not (isinstance(value, Integral) or (name == "largest" and value is None)):
+        whole = {"batch_size": batch_size, "seed": seed, "num_replicas": num_replicas, "rank": rank}
+        for name, value in (whole if largest is None else {**whole, "largest": largest}).items():
+            if not isinstance(value, Integral) or isinstance(value, bool):
                 raise TypeError(f"GrowingLoader({name}={value!r}): must be a whole number")
+        if not 0 <= rank < num_replicas:
+            raise ValueError(
+                f"GrowingLoader(rank={rank}, num_replicas={num_replicas}): ranks count from 0, below num_replicas"
+            )
         lengths = {len(t) for t in self._tensors} if self._tensors is not None else {len(data)}  # type: ignore[arg-type]
         if len(lengths) != 1 or 0 in lengths:
             raise ValueError(f"data of lengths {sorted(lengths)}: expected one length, at least 1")
         self._rows = lengths.pop()
         most = max(batch_size, self._rows // 4) if largest is None else largest
         self._size = BatchSize(min(int(batch_size), self._rows), min(int(most), self._rows), float(tolerance))
-        self._seed = seed
+        if num_replicas > 1 and self._size.size < 2 * num_replicas:  # an epoch's even cut may take a quarter off
+            raise ValueError(
+                f"GrowingLoader(batch_size={batch_size}, num_replicas={num_replicas}) of {self._rows} rows: batches must "
+                "have at least two rows for every process"
+            )
+        self._seed = int(seed)
+        self._replicas, self._rank = int(num_replicas), int(rank)
         self._epoch = 0
         self._last = 0
 
@@ -124,7 +139,7 @@ class GrowingLoader:
         while begin < self._rows:
             rows = order[begin : begin + self._size.next_of(self._rows - begin)]
             begin, self._last = begin + len(rows), len(rows)
-            yield self._take(rows)
+            yield self._take(rows.tensor_split(self._replicas)[self._rank])
 
     def hear(self, info: StepInfo) -> None:
         """Lets the batches grow if the step on the last batch found its gradient too noisy for their size.
@@ -132,7 +147,8 @@ class GrowingLoader:
         Args:
             info: what the step returned; its `gradient_noise` is measured by an optimizer with `noise_every`.
         """
-        self._size = self._size.hear(info.gradient_noise, self._last)
+        if self._last:  # none before the first batch
+            self._size = self._size.hear(info.gradient_noise, self._last)
 
     def state_dict(self) -> dict[str, Any]:
         """What the next epoch begins with."""
@@ -165,8 +181,15 @@ def _as_tensors(data: Any) -> tuple[Tensor, ...] | None:
     if type(data) is TensorDataset:  # whole batches are taken from it, where a loader would collate them row by row
         return data.tensors
     if isinstance(data, list | tuple) and data and all(isinstance(t, Tensor) for t in data):
+        if any(t.ndim == 0 for t in data) or (isinstance(data, list) and len({t.shape for t in data}) == 1 < len(data)):
+            raise TypeError(
+                f"GrowingLoader(data=a {type(data).__name__} of {len(data)} tensors, the first of shape "
+                f"{tuple(data[0].shape)}): samples, or columns? Give a tuple of tensors with rows for columns, and "
+                "(torch.stack(samples),) for samples"
+            )
         return tuple(data)
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, tuple | Mapping):
+    indexed = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    if indexed and not isinstance(data, tuple | Mapping | IterableDataset):
         return None
     found = (
         f"({', '.join(sorted({type(t).__name__ for t in data}))})" if isinstance(data, tuple) else type(data).__name__
