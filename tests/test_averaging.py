@@ -1,5 +1,7 @@
 """The running average of the iterates: what it is, and that the parameters come back whatever happens."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -95,3 +97,16 @@ def test_a_frozen_parameter_shows_itself_not_an_old_average():
     optimizer.step(*labelled(seed=21))
     with optimizer.averaged():  # its average begins anew, where it is trained again
         assert 6.0 < first.weight.mean().item() < 8.0
+
+
+def test_a_copy_made_inside_has_the_average_and_can_be_trained():
+    optimizer, _ = trained()
+    with optimizer.averaged():
+        copied, average = copy.deepcopy(optimizer), theta(optimizer.model)
+    assert torch.equal(theta(copied.model), average)
+    assert copied.step(*labelled()).accepted
+
+
+def test_hf_is_not_told_to_average():
+    with pytest.raises(RuntimeError, match=r"only shf\.SHF has it"), shf.HF(mlp(), CE).averaged():
+        pass

@@ -215,7 +215,8 @@ class SHF(Optimizer):
         Buffers, such as the statistics of BatchNorm, are not averaged.
         """
         if not self.config.averaging:
-            raise RuntimeError(f"{type(self).__name__}(averaging=0): no average is kept; give averaging=0.95, say")
+            advice = "give averaging=0.95, say" if type(self.config) is Config else "only shf.SHF has it"
+            raise RuntimeError(f"{type(self).__name__}(averaging=0): no average is kept; {advice}")
         with swapped(self.model.parameters(), self.state):
             before, self._averaged_now = self._averaged_now, True
             try:
@@ -277,8 +278,9 @@ class SHF(Optimizer):
         self._last_solution.forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        """All of it (torch's own drops what it does not know): a deep copy has the model's copy, and works."""
-        return self.__dict__.copy()
+        """All of it (torch's own drops what it does not know): a deep copy has the model's copy, and works. One made inside
+        `averaged()` has the average for its parameters."""
+        return {**self.__dict__, "_averaged_now": False}
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
