@@ -210,6 +210,21 @@ def test_a_run_that_did_not_finish_is_left_out_of_the_mean(tmp_path: Path, statu
     assert "mean of" not in text_of(page(*directories[:2]))
 
 
+def test_a_repetition_of_a_run_does_not_count_twice(tmp_path: Path) -> None:
+    first, again, other = (make_run(tmp_path / name, seed=seed) for name, seed in (("a", 0), ("b", 0), ("c", 1)))
+    assert "mean of" not in text_of(page(first, again))
+    values = [read_run(directory).epochs[-1]["train_squared_error"] for directory in (first, other)]
+    assert f"shf: mean of 2 {np.mean(values):.4g} ±" in text_of(page(first, again, other))
+
+
+def test_a_mean_of_edited_records_is_marked(tmp_path: Path) -> None:
+    directories = [make_run(tmp_path / f"{seed}", seed=seed) for seed in range(2)]
+    assert "not verified" not in text_of(page(*directories))
+    with (directories[0] / "metrics.jsonl").open("a") as file:
+        file.write(" ")
+    assert text_of(page(*directories)).count("not verified") == 2  # the record's row, and the mean's
+
+
 def test_a_run_without_an_epoch_yet_is_shown_without_curves(tmp_path: Path) -> None:
     words = text_of(page(make_run(tmp_path / "a", epochs=0)))
     assert "Curves" not in words
@@ -378,6 +393,13 @@ def test_a_rate_set_by_hand_is_not_called_tuned(tmp_path: Path) -> None:
         "adam learning_rate=0.5",
         "adam learning_rate=0.5, 2 minutes",
     }
+
+
+def test_settings_over_a_search_are_named(tmp_path: Path) -> None:
+    tuning = {"words": "tuned: 0.003, momentum 0.99", "settings": {"learning_rate": 0.003, "momentum_max": 0.99}}
+    make_run(tmp_path / "a", "nag", epochs=1, options=["momentum_max=0.9", "input_dropout=0.2"], tuning=tuning)
+    shown = text_of(page(tmp_path / "a"))
+    assert "tuned: 0.003, momentum 0.99; momentum max set by hand; input dropout set by hand" in shown
 
 
 def test_the_clock_is_named_where_it_is_not_the_walls(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -206,7 +207,9 @@ class TestSearch:
                 "toy", scripted_spec([], grid={"rate": (100.0, 1000.0)}), scripted_subject, budget=Budget(iterations=5)
             )
 
-    @pytest.mark.parametrize("budget", [{}, {"seconds": 1.0, "iterations": 1}, {"seconds": 0.0}, {"iterations": -1}])
+    @pytest.mark.parametrize(
+        "budget", [{}, {"seconds": 1.0, "iterations": 1}, {"seconds": 0.0}, {"seconds": math.inf}, {"iterations": -1}]
+    )
     def test_a_budget_is_one_positive_number(self, budget: dict[str, Any]) -> None:
         with pytest.raises(ValueError, match="give one of the two"):
             Budget(**budget)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -222,6 +223,11 @@ def tune(
 
     chosen, spec = find(experiment), find_method(optimizer)
     check_fit(chosen, spec, split)
+    if not math.isfinite(minutes):
+        raise ExperimentError(f"--minutes {minutes:g}: must be a finite number")
+    if not spec.grid and not dropout:
+        advice = "; --dropout searches the amount of input dropout" if chosen.input_dropout else ""
+        raise ExperimentError(f"{spec.name} has nothing to tune{advice}")
     place = out or user_file()  # what cannot be added to is refused before the search
     if place.is_dir():
         raise ExperimentError(f"--out {place}: a directory; expected a file, such as {place / 'tuned.json'}")
@@ -230,8 +236,6 @@ def tune(
         place.parent.mkdir(parents=True, exist_ok=True)
     if not place.parent.is_dir() or not os.access(place.parent, os.W_OK):
         raise ExperimentError(f"{place}: its directory cannot be written to; choose another --out")
-    if not spec.grid and not dropout:
-        raise ExperimentError(f"{spec.name} has nothing to tune; --dropout searches the amount of input dropout")
 
     def report(rung: int, size: int, trial: Trial) -> None:
         if not quiet:

@@ -167,7 +167,7 @@ def _settings(
     """All settings of the method."""
     unknown = [name for name in own if name not in spec.defaults]
     if unknown:
-        known = (*spec.defaults, *OPTIONS)
+        known = (*(name for name in spec.defaults if name != "seed"), *OPTIONS)
         raise ExperimentError(f"--set {unknown[0]}: {spec.name} has no such setting; {suggest(unknown[0], known)}")
     seed = {"seed": request.seed} if "seed" in spec.defaults else {}
     tuned = {} if choice is None else choice.settings

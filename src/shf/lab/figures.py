@@ -85,12 +85,12 @@ def _longer_label(record: RunRecord) -> str:
     limits = [f"{config[unit]:g} {unit}" for unit in ("epochs", "minutes") if config.get(unit) is not None]
     untuned = ["not tuned"] if "learning_rate" in (config.get("settings") or {}) else []
     origin = ["tuned"] if config.get("tuning") else untuned
-    return ", ".join([_label(record), *limits, *([] if rate_by_hand(config) else origin)])
+    return ", ".join([_label(record), *limits, *([] if is_set(config, "learning_rate") else origin)])
 
 
-def rate_by_hand(config: Mapping[str, Any]) -> bool:
-    """Whether the rate was given by ``--set``, over one that may have been tuned."""
-    return any(str(option).startswith("learning_rate=") for option in config.get("options") or ())
+def is_set(config: Mapping[str, Any], name: str) -> bool:
+    """Whether a setting was given by ``--set``, over one that may have been tuned."""
+    return any(str(option).startswith(f"{name}=") for option in config.get("options") or ())
 
 
 def _label(record: RunRecord) -> str:

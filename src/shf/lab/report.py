@@ -19,7 +19,7 @@ from markupsafe import Markup
 from matplotlib.image import imsave
 from numpy.typing import NDArray
 
-from shf.lab.figures import Run, charts, metric_words, named, rate_by_hand, slug
+from shf.lab.figures import Run, charts, is_set, metric_words, named, slug
 from shf.lab.files import write_atomically
 from shf.lab.plots import SERIES_COLOURS, draw, palette_css
 from shf.lab.records import RUN_FILE, RecordError, RunRecord, number, read_run
@@ -180,15 +180,25 @@ def _columns(runs: Sequence[Run]) -> list[str]:
 def _rows(runs: Sequence[Run], columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     """A row per run, and after runs that differ in seed or split alone their mean and standard deviation.
 
-    Only finished runs are averaged: one that was stopped early or diverged has not reached what the others have.
+    Only finished runs are averaged: one that was stopped early or diverged has not reached what the others have. A run
+    that was made twice counts once: a repetition tells nothing of chance.
     """
     for label in dict.fromkeys(run.label for run in runs):
         group = [run for run in runs if run.label == label]
         yield from (_row(run, columns) for run in group)
-        finished = [run for run in group if run.record.status == "finished"]
+        draws = _by_chance(group)
+        finished = _by_chance([run for run in group if run.record.status == "finished"])
         if len(finished) > 1:
-            which = f"{len(finished)}" if len(finished) == len(group) else f"the {len(finished)} that finished"
-            yield _mean_row(finished, columns, f"{label}: mean of {which}")
+            which = f"{len(finished)}" if len(finished) == len(draws) else f"the {len(finished)} that finished"
+            yield _mean_row(list(finished.values()), columns, f"{label}: mean of {which}")
+
+
+def _by_chance(runs: Sequence[Run]) -> dict[tuple[Any, Any], Run]:
+    """The first run of each seed and split."""
+    found: dict[tuple[Any, Any], Run] = {}
+    for run in runs:
+        found.setdefault((run.record.config.get("seed"), run.record.config.get("split")), run)
+    return found
 
 
 def _mean_row(group: Sequence[Run], columns: Sequence[str], label: str) -> dict[str, Any]:
@@ -202,6 +212,7 @@ def _mean_row(group: Sequence[Run], columns: Sequence[str], label: str) -> dict[
         **dict.fromkeys(("epochs", "time", "passes", "tuned", "status"), ""),
         "seed": "",
         "split": "",
+        "trusted": all(not run.record.problems for run in group),
         "mean": True,
     }
 
@@ -243,10 +254,12 @@ def _best(run: Run) -> float:
 
 def _tuning_words(config: Mapping[str, Any]) -> str:
     """Where the method's rate comes from, in a few words."""
-    if rate_by_hand(config):
+    if is_set(config, "learning_rate"):
         return "rate set by hand"
     if tuning := config.get("tuning"):
-        return str(tuning.get("words", "tuned"))
+        by_hand = [name for name in (*(tuning.get("settings") or {}), "input_dropout") if is_set(config, name)]
+        words = [str(tuning.get("words", "tuned")), *(f"{name.replace('_', ' ')} set by hand" for name in by_hand)]
+        return "; ".join(words)
     return "not tuned" if "learning_rate" in (config.get("settings") or {}) else "has none"
 
 

@@ -37,9 +37,9 @@ class Budget:
 
     def __post_init__(self) -> None:
         given = [value for value in (self.seconds, self.iterations) if value is not None]
-        if len(given) != 1 or not given[0] > 0:
+        if len(given) != 1 or not 0 < given[0] < math.inf:
             raise ValueError(
-                f"Budget(seconds={self.seconds}, iterations={self.iterations}): give one of the two, above 0"
+                f"Budget(seconds={self.seconds}, iterations={self.iterations}): give one of the two, above 0 and finite"
             )
         if self.clock not in CLOCKS:
             raise ValueError(f"Budget(clock={self.clock!r}): must be one of {', '.join(CLOCKS)}")

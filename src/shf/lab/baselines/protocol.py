@@ -95,8 +95,8 @@ class MethodSpec:
 
 
 def _is_like(value: Any, default: Any) -> bool:
-    """Whether a value is of a default's kind: a whole number is a number too, and None may stand for any."""
-    if default is None or value is None:
+    """Whether a value is of a default's kind: a whole number is a number too, and None as a default stands for any."""
+    if default is None:
         return True
     if isinstance(default, bool) or isinstance(value, bool):
         return isinstance(value, bool) and isinstance(default, bool)
