@@ -10,12 +10,12 @@ PAGE = Path(__file__).parent.parent / "docs" / "architectures.md"
 
 HEAD = """# What works
 
-Each line is a case of `tests/cases.py`. Its Gauss-Newton products, gradients and preconditioners are checked against dense float64
-matrices, on all rows and on some, with frozen draws. What falls back and what is refused is tried line by line too
-(`tests/limits.py`). This page is written from these two lists.
+Each line of the tables is a case of `tests/cases.py`: its Gauss-Newton products, gradients and preconditioners are checked against dense
+float64 matrices, on all rows and on some of them, with random draws frozen. The two lists at the end, of what falls back and what is
+refused, are tested line by line too (`tests/limits.py`). This page is written from these two files.
 
-- **Preconditioner**: *layers*, from the inputs and output gradients of its layers in the gradient's own backward pass; *exact
-  fallback*, for some of its parameters by batched backward passes over cases, which costs more.
+- **Preconditioner**: how the squares of per-case gradients are found. *Layers*: from the inputs and output gradients of the layers, in the
+  gradient's own backward pass. *Exact fallback*: for some of the parameters by batched backward passes over cases, which costs more.
 - Where rows may differ in size (packed sequences, trees and other data that is not rows of tensors), a layer may see parts of rows:
   all parameters then take the exact fallback.
 - **Memory bound**: whether `microbatch` works. It cannot where rows influence each other.

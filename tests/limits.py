@@ -301,7 +301,7 @@ REFUSED = [
         lambda: step(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)), microbatch=2), ValueError, "batch statistics",
     ),
     Refused(
-        "complex outputs", "real ones are differentiated by; return `torch.view_as_real`",
+        "complex outputs", "a step differentiates by real outputs; return `torch.view_as_real`",
         lambda: step(nn.Sequential(nn.Linear(4, 3), Complex()), loss=lambda z, t: z.abs().square().mean()), ValueError, "view_as_real",
     ),
     Refused(
@@ -326,11 +326,11 @@ REFUSED = [
         lambda: step(nn.Linear(4, 3), loss=lambda z, t: F.cross_entropy(z, t, reduction="sum")), ValueError, "give reduction='sum'",
     ),
     Refused(
-        "dropout over the steps of packed sequences, with `curvature_batch` or `microbatch`", "whose numbers are whose is unknown",
+        "dropout over the steps of packed sequences, with `curvature_batch` or `microbatch`", "which numbers belong to which row is unknown",
         lambda: step(DropsSteps(), packed(), curvature_batch=2), ValueError, "parts of rows that differ in size",
     ),
     Refused(
-        "dropout over the nodes of trees, with `curvature_batch` or `microbatch`", "whose numbers are whose is unknown",
+        "dropout over the nodes of trees, with `curvature_batch` or `microbatch`", "which numbers belong to which row is unknown",
         lambda: step(DropsNodes(6, 3, 3), trees(), curvature_batch=2, count=len, select=select_trees),
         ValueError, "random draw|parts of rows",
     ),
