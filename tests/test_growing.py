@@ -324,6 +324,16 @@ def test_other_data_and_sizes_are_refused(data, options, words):
         shf.GrowingLoader(data, **options)
 
 
+@pytest.mark.parametrize("as_tensors", [False, True])
+def test_batches_are_made_as_one_says(as_tensors):
+    rows = torch.arange(12)
+    data = (rows, rows) if as_tensors else [(row, row) for row in rows]
+    loader = shf.GrowingLoader(data, 4, collate_fn=lambda samples: sorted(int(a) for a, _ in samples))
+    batches = list(loader)
+    assert [len(batch) for batch in batches] == [4, 4, 4]
+    assert sorted(i for batch in batches for i in batch) == list(range(12))
+
+
 def test_batches_of_a_tensor_dataset_are_taken_whole(monkeypatch):
     """And are the ones that are made of samples."""
     rows = torch.arange(20.0).reshape(10, 2)

@@ -207,6 +207,24 @@ def test_learning_rate_schedulers_are_told_that_there_is_nothing_to_schedule(loa
         optimizer.param_groups[0]["rate"]
 
 
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"lr": 1e-3}, r"SHF: parameter group with lr=0.001: there is no learning rate"),
+        ({"damping": 3.0}, r"SHF: parameter group with damping=3.0: one value holds for all parameters"),
+    ],
+)
+def test_settings_that_a_group_cannot_have_are_refused(setting, words):
+    model = mlp()
+    group = {"params": list(model[0].parameters()), **setting}
+    with pytest.raises(ValueError, match=words):
+        shf.SHF(model, CE, [group])
+    optimizer = shf.SHF(model, CE, [{"params": list(model[2].parameters()), "name": "a label"}])
+    with pytest.raises(ValueError, match=words):
+        optimizer.add_param_group(group)
+    assert len(optimizer.param_groups) == 1
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_the_mode_is_kept(training):
     model = mlp(dropout=0.5).train(training)

@@ -19,6 +19,21 @@ def check_decay(owner: str, weight_decay: Any) -> float:
     return float(weight_decay)
 
 
+def refuse_settings(owner: str, group: Mapping[str, Any], options: Iterable[str]) -> None:
+    """A group may have a weight decay of its own, and labels; a learning rate or an option in it would do nothing."""
+    if "lr" in group:
+        raise ValueError(
+            f"{owner}: parameter group with lr={group['lr']!r}: there is no learning rate in this optimizer; leave it out, "
+            "and freeze what is not to be trained (requires_grad=False)"
+        )
+    for name in options:
+        if name in group:
+            raise ValueError(
+                f"{owner}: parameter group with {name}={group[name]!r}: one value holds for all parameters, give it to "
+                f"{owner} itself"
+            )
+
+
 class Group(dict[str, Any]):
     """A parameter group; to schedulers and monitors, which ask it for a learning rate, it says that there is none."""
 

@@ -5,7 +5,7 @@ it is not, |S| = tr Σ / (θ² ‖∇f_S‖²) would be. Early on gradients are 
 """
 
 import math
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
@@ -73,6 +73,7 @@ class GrowingLoader:
         largest: rows of a batch at most; by default a quarter of all, so that an epoch still is several steps.
         tolerance: θ of the test: smaller means larger batches.
         seed: of the order.
+        collate_fn: makes a batch of a list of samples, as of torch's DataLoader; sequences of unequal lengths need one.
         num_replicas: processes that share each batch, as of torch's DistributedSampler; `batch_size` counts the rows of all.
         rank: which of them this is. Together the processes take the batches, and the steps, that one alone would.
 
@@ -91,11 +92,15 @@ class GrowingLoader:
         largest: int | None = None,
         tolerance: float = 0.7,
         seed: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
         num_replicas: int = 1,
         rank: int = 0,
     ) -> None:
         self._tensors = _as_tensors(data)
         self._data = data
+        self._collate = _collate if collate_fn is None else collate_fn
+        if collate_fn is not None and self._tensors is not None:  # it is asked for samples
+            self._data, self._tensors = TensorDataset(*self._tensors), None
         whole = {"batch_size": batch_size, "seed": seed, "num_replicas": num_replicas, "rank": rank}
         for name, value in (whole if largest is None else {**whole, "largest": largest}).items():
             if not isinstance(value, Integral) or isinstance(value, bool):
@@ -104,7 +109,7 @@ class GrowingLoader:
             raise ValueError(
                 f"GrowingLoader(rank={rank}, num_replicas={num_replicas}): ranks count from 0, below num_replicas"
             )
-        lengths = {len(t) for t in self._tensors} if self._tensors is not None else {len(data)}  # type: ignore[arg-type]
+        lengths = {len(t) for t in self._tensors} if self._tensors is not None else {len(self._data)}  # type: ignore[arg-type]
         if len(lengths) != 1 or 0 in lengths:
             raise ValueError(f"data of lengths {sorted(lengths)}: expected one length, at least 1")
         self._rows = lengths.pop()
@@ -161,8 +166,11 @@ class GrowingLoader:
     def _take(self, rows: Tensor) -> Any:
         if self._tensors is not None:
             return tuple(select_rows(t, rows) for t in self._tensors)
-        samples = [self._data[int(i)] for i in rows]
-        return _as_in(samples[0], default_collate(samples))
+        return self._collate([self._data[int(i)] for i in rows])
+
+
+def _collate(samples: list[Any]) -> Any:
+    return _as_in(samples[0], default_collate(samples))
 
 
 def _as_in(sample: Any, collated: Any) -> Any:

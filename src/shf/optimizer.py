@@ -23,7 +23,7 @@ from shf.diagnosis import diagnose
 from shf.exhaustion import explained_exhaustion
 from shf.extras import Extras, make_extras, make_solver
 from shf.factored import FactorMemory
-from shf.groups import Group, Parameters, check_decay, decay_weights, make_groups, members, trainable
+from shf.groups import Group, Parameters, check_decay, decay_weights, make_groups, members, refuse_settings, trainable
 from shf.interruption import no_interrupts
 from shf.lastsolution import LastSolution
 from shf.layout import NO_ROWS, Layout, LayoutMemory, few_rows
@@ -255,6 +255,7 @@ class SHF(Optimizer):
                 f"parameters of shape {shapes} do not belong to the model that {type(self).__name__} was given: put them "
                 "into it (those of a loss too), or leave them out"
             )
+        refuse_settings(type(self).__name__, param_group, self.config.names())
         group = Group({**param_group, "params": params})
         if "weight_decay" in group:
             group["weight_decay"] = check_decay(f"{type(self).__name__}: parameter group", group["weight_decay"])
