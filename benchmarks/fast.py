@@ -111,7 +111,7 @@ ABLATIONS = (
     Entry("zeta-2", "ζ = 2 whatever the noise", "fast", ("cg_noise=null",)),
     Entry("factor", "λ moves by 0.9, up as down", "fast", ("damping_factor=0.9", "damping_rise=1")),
     Entry("rise", "λ moves by 0.7, up as down", "fast", ("damping_rise=1",)),
-    Entry("no-floor", "no floor under λ", "fast", ("damping=0.2",)),
+    Entry("no-floor", "first λ 0.2, no floor under it", "fast", ("damping=0.2",)),
     Entry("heldout", "λ hears the next batch", "fast", ("damping_rule=held-out",)),
     Entry("first-10", "first λ 10, as in the paper, no floor", "fast", ("damping=10",)),
     Entry("compared", "f compared at all CG iterates", "fast", ("backtracking=all",)),
@@ -155,7 +155,8 @@ def page() -> None:
     for group in GROUPS:
         if records := group.records():
             charts[f"fast-{group.name}.svg"] = draw(_chart(group, records), standalone=True)
-            parts[group.name] = f"![{group.name}](figures/fast-{group.name}.svg)\n\n{_table(group, records)}"
+            alt = f"{metric_words(_metric(records))} against seconds: {group.experiment}, {group.minutes:g} minutes"
+            parts[group.name] = f"![{alt}](figures/fast-{group.name}.svg)\n\n{_table(group, records)}"
             every |= {r.directory.relative_to(RESULTS).as_posix(): r for found in records.values() for r in found}
     text = filled(PAGE.read_text(encoding="utf-8"), parts)
     write_atomically(PAGE, quoted(text, every).encode())
@@ -183,7 +184,7 @@ def _table(group: Group, records: dict[Entry, list[RunRecord]]) -> str:
     """The error at the end, how many times sooner `fast` has the lowest, by the clock and by its work, and the steps."""
     metric = _metric(records)
     other = metric.replace("train_", "test_") if metric.startswith("train_") else metric.replace("test_", "train_")
-    sooner_by = ("`fast` has its lowest sooner", "in gradient-equivalents")
+    sooner_by = ("`fast` reaches its lowest sooner by", "in gradient-equivalents")
     heads = [f"{group.minutes:g} min", metric_words(metric), metric_words(other), *sooner_by, "steps"]
     heads += [f"{metric_words(column)} of {level:g} after, s" for column, level in group.goals]
     ours = next((found for entry, found in records.items() if entry.name == FAST.name), [])

@@ -138,16 +138,15 @@ def page() -> None:
     rows: list[tuple[str, ...]] = []
     series: list[Series] = []
     for colour, method in enumerate(METHODS):
+        label = method.name.replace("-", ", ζ = ")
         zeta, own = method.settings["iterations"], records.get(method.name, [])
         rivals = [r for m in METHODS if m.settings["iterations"] == zeta for r in records.get(m.name, [])]
         most = min((r.column("updates")[-1].item() for r in rivals), default=0)
         ends = [float(np.interp(most, r.column("updates"), r.column(METRIC))) for r in own]
         if ends:
-            label = method.name.replace("-", ", ζ = ")
             rows.append((f"{label}, {len(ends)} runs", spread(ends), f"{most * zeta:.0f}"))
         for k, r in enumerate(own):
-            label = method.name if k == 0 else ""
-            series.append(Series(label, zeta * r.column("updates")[1:], r.column(METRIC)[1:], colour))
+            series.append(Series(label if k == 0 else "", zeta * r.column("updates")[1:], r.column(METRIC)[1:], colour))
     chart = Chart("fast-solvers", "training error ‖x-x̂‖² per case", "Gauss-Newton products", tuple(series), log_y=True)
     shown = table(("", "training error ‖x-x̂‖² per case", "after products"), rows)
     fill(PAGE, {"solvers": f"![CG and LSMR](figures/fast-solvers.svg)\n\n{shown}"})
