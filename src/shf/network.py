@@ -78,14 +78,11 @@ def holders(model: nn.Module) -> dict[int, int]:
     return Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
 
 
-_PREFIX = "model."
-
-
 def _all_names(named: Iterable[tuple[str, Tensor]]) -> dict[int, list[str]]:
-    """Every name that a tensor has inside `_Bound`, by the tensor's identity: several for tied ones."""
+    """Every name that a tensor has in the model, by the tensor's identity: several for tied ones."""
     names: dict[int, list[str]] = {}
     for name, tensor in named:
-        names.setdefault(id(tensor), []).append(_PREFIX + name)
+        names.setdefault(id(tensor), []).append(name)
     return names
 
 
@@ -105,8 +102,8 @@ class Network:
         names = _all_names(model.named_parameters(remove_duplicate=False))
         if foreign := [tuple(p.shape) for p in self.parameters if id(p) not in names]:
             raise ValueError(f"parameters of shape {foreign} do not belong to the model")
-        self.names = [names[id(p)][0].removeprefix(_PREFIX) for p in self.parameters]
-        self._keys = [names[id(p)] for p in self.parameters]
+        self._names = [names[id(p)] for p in self.parameters]
+        self.names = [first for first, *_ in self._names]
         shared = _all_names(model.named_buffers(remove_duplicate=False))
         self._buffers = [(b, shared[id(b)]) for b in model.buffers()]
         self._bound = _Bound(model, forward)
@@ -126,19 +123,17 @@ class Network:
 
     def buffers(self) -> dict[str, Tensor]:
         """A copy of the module's buffers, for a pass that may change them."""
-        return {keys[0]: buffer.detach().clone() for buffer, keys in self._buffers}
+        return {names[0]: buffer.detach().clone() for buffer, names in self._buffers}
 
     def __call__(self, values: Sequence[Tensor], inputs: Any, buffers: dict[str, Tensor] | None = None) -> Any:
         """The model's outputs with θ = `values`. Changes of buffers go into `buffers` (by default: are dropped)."""
         poll()
         buffers = self.buffers() if buffers is None else buffers
-        replaced = {key: value for keys, value in zip(self._keys, values, strict=True) for key in keys}
-        replaced |= {key: buffers[keys[0]] for _, keys in self._buffers for key in keys}
+        replaced = {f"model.{name}": v for names, v in zip(self._names, values, strict=True) for name in names}
+        replaced |= {f"model.{name}": buffers[names[0]] for _, names in self._buffers for name in names}
         try:
-            with plain_gradients(self.model):
-                outputs = functional_call(
-                    self._bound, replaced, (inputs,), tie_weights=False
-                )  # all names are there: faster
+            with plain_gradients(self.model):  # tied weights have all their names there: torch need not look for them
+                outputs = functional_call(self._bound, replaced, (inputs,), tie_weights=False)
         except RuntimeError as error:
             if torch.is_grad_enabled() or "does not require grad" not in str(error):
                 raise
@@ -146,25 +141,25 @@ class Network:
                 "the model differentiates in its forward, and a step evaluates it without gradients too: put "
                 "`with torch.enable_grad():` around what is differentiated there"
             ) from error
-        buffers.update({key: replaced[key] for key in buffers})
+        buffers.update({name: replaced[f"model.{name}"] for name in buffers})
         return outputs
 
     def spoiled(self, buffers: Mapping[str, Tensor]) -> list[str]:
         """The names of buffers that would become not finite where they are finite now (running statistics, by overflow)."""
         own, names = dict(self.model.named_buffers()), []
-        for key, new in buffers.items():
-            old = own[key.removeprefix(_PREFIX)]
+        for name, new in buffers.items():
+            old = own[name]
             if new.is_floating_point() and old.shape == new.shape and bool((new.isfinite() < old.isfinite()).any()):
-                names.append(key.removeprefix(_PREFIX))
+                names.append(name)
         return names
 
     def refuse_reshaped(self, buffers: Mapping[str, Tensor]) -> None:
         """Refuses a pass that has changed a buffer's shape: it could not be written back in place."""
-        own = {_PREFIX + name: buffer.shape for name, buffer in self.model.named_buffers()}
-        for key, new in buffers.items():
-            if new.shape != own[key]:
+        own = dict(self.model.named_buffers())
+        for name, new in buffers.items():
+            if new.shape != own[name].shape:
                 raise ValueError(
-                    f"buffer {key.removeprefix(_PREFIX)} has shape {tuple(own[key])}, and {tuple(new.shape)} after a pass: "
+                    f"buffer {name} has shape {tuple(own[name].shape)}, and {tuple(new.shape)} after a pass: "
                     "expected one shape; register it with its final one, or keep such things outside of buffers"
                 )
 
@@ -172,8 +167,8 @@ class Network:
     def assign_buffers_(self, buffers: Mapping[str, Tensor]) -> None:
         """Writes buffers (as `buffers()` names them) into the module."""
         own = dict(self.model.named_buffers())
-        for key, value in buffers.items():
-            own[key.removeprefix(_PREFIX)].copy_(value)
+        for name, value in buffers.items():
+            own[name].copy_(value)
 
 
 @contextmanager
