@@ -16,10 +16,11 @@ from cases import CASES, ROWS, Case
 from shf.batching import Batch
 from shf.layout import find_layout
 from shf.losses import Loss, Reduction
-from shf.network import Network, twice_differentiable_kernels
+from shf.network import Network
 from shf.objective import Objective, Settings
 from shf.preconditioner import Preconditioner
 from shf.randomness import Draws, mix, preserved_global_state
+from shf.surroundings import twice_differentiable_kernels
 from shf.tree import leaves, map_leaves
 
 SUBSET = torch.tensor([4, 5, 0])

@@ -18,10 +18,11 @@ from shf.factored import FactorMemory, Renewal, Schedule
 from shf.kronecker import Block, Factors, balance, find_blocks, invert
 from shf.layout import find_layout
 from shf.losses import Loss, Reduction
-from shf.network import Network, twice_differentiable_kernels
+from shf.network import Network
 from shf.objective import Objective, Settings
 from shf.preconditioner import Preconditioner
 from shf.randomness import preserved_global_state
+from shf.surroundings import twice_differentiable_kernels
 
 DAMPING, DECAY, SEED = 0.3, 0.05, 7
 ONCE = Schedule(average=0.95, every=1, cg_iterations=3)

@@ -1,15 +1,14 @@
-"""A module as a function of its parameters and buffers: nothing here writes to the module."""
+"""A module as a function of its parameters and buffers: nothing here writes to the module but `assign_buffers_`."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from shf.flat import Shapes
@@ -169,43 +168,3 @@ class Network:
         own = dict(self.model.named_buffers())
         for name, value in buffers.items():
             own[name].copy_(value)
-
-
-@contextmanager
-def twice_differentiable_kernels(device: torch.device, *, recurrent: bool = True) -> Iterator[None]:
-    """Kernels whose backward can itself be differentiated, inside this block only.
-
-    Fused attention and cuDNN's recurrent kernels have no second derivative: attention uses its mathematical form here,
-    and cuDNN is set aside if there are recurrent layers. The fast path of transformer layers in eval mode, which torch
-    takes only where no gradient is wanted, is shut: with a padding mask it computes another function. Autocast is off:
-    curvature in half precision is noise.
-    """
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with (
-            sdpa_kernel(SDPBackend.MATH),
-            torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext(),
-            torch.autocast(device.type, enabled=False),
-        ):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)
-
-
-def is_recurrent(model: nn.Module) -> bool:
-    """Whether it has layers for which torch would take cuDNN's recurrent kernels."""
-    return any(isinstance(m, nn.RNNBase) for m in model.modules())
-
-
-def set_aside(model: nn.Module, device: torch.device) -> list[str]:
-    """What the user has switched on and a step will not use, in words."""
-    found = []
-    if torch.is_autocast_enabled(device.type):
-        found.append("autocast is on: SHF switches it off inside step, where half precision would drown the curvature")
-    if device.type == "cuda" and torch.backends.cudnn.enabled and is_recurrent(model):
-        found.append(
-            "cuDNN's recurrent kernels cannot be differentiated twice: SHF uses torch's own, slower ones inside step, and "
-            "cuDNN everywhere else"
-        )
-    return found
