@@ -114,7 +114,7 @@ A_STEP = (
              "    finally:\n        torch.set_rng_state(state)\n", "    finally:\n        pass\n",
              "test_optimizer.py::test_the_global_generator_is_neither_read_nor_moved"),
     Mutation("no graph outlives its step", "src/shf/objective.py",
-             "        self._jacobian = self._expansion = None  # what", "        type(self).kept = self._jacobian  # what",
+             "        self._for_products = None  # what", "        type(self).kept = self._for_products  # what",
              "test_memory.py::test_no_graph_survives_a_step"),
     Mutation("nothing piles up", "src/shf/optimizer.py", "        return info\n\n    def _pass_over",
              '        self.__dict__.setdefault("kept", []).append(torch.zeros(1))\n        return info\n\n    def _pass_over',

@@ -454,7 +454,7 @@ def test_what_layers_returned_is_let_go_before_cg(monkeypatch):
     monkeypatch.setattr(
         Objective,
         "curvature",
-        lambda self, damping: recorded.append(dict(self._jacobian._kept.calls.of)) or genuine(self, damping),
+        lambda self, damping: recorded.append(dict(self._for_products[0]._kept.calls.of)) or genuine(self, damping),
     )
     shf.SHF(mlp(), CE, preconditioner="kronecker").step(*labelled())
     assert recorded == [{}]
