@@ -93,7 +93,7 @@ class Objective:
         renewal: the Kronecker preconditioner of this step, where that is wanted.
 
     Attributes:
-        buffers: the module's buffers as the gradient pass left them; None before `expand`.
+        buffers: the module's buffers as the gradient pass left them; none before it.
         rows: rows of the gradient batch, or of this process's share.
         outputs: entries of the model's outputs on them, once `expand` has seen them.
         represents: rows that the curvature stands for, where the loss is a sum.
@@ -114,7 +114,7 @@ class Objective:
         share: Share | None = None,
         renewal: Renewal | None = None,
     ) -> None:
-        self.buffers: dict[str, Tensor] | None = None
+        self.buffers: dict[str, Tensor] = {}
         self.rows, self.outputs = batch.rows, 0
         self._ranks = ranks
         self._share = share = share or Share(0, batch.rows, batch.rows)
