@@ -17,7 +17,7 @@ from shf.decay import Decay
 from shf.factored import FactorMemory, Renewal, Schedule
 from shf.kronecker import Block, Factors, balance, find_blocks, invert
 from shf.layout import find_layout
-from shf.losses import Loss, Reduction
+from shf.losses import Loss
 from shf.network import Network
 from shf.objective import Objective, Settings
 from shf.preconditioner import Preconditioner
@@ -601,16 +601,3 @@ def test_an_exception_takes_the_renewal_back(monkeypatch):
     assert identical(optimizer.state_dict(), before)
     run(optimizer, 2, 4)
     assert torch.equal(theta(optimizer.model), theta(run(make(factor_every=1), 0, 4).model))
-
-
-def test_a_sum_is_a_mean_on_another_scale():
-    ends = []
-    for reduction, scale in (("mean", 1.0), ("sum", ROWS)):
-        torch.manual_seed(0)
-        model = mlp()
-        loss = nn.CrossEntropyLoss(reduction=reduction)
-        optimizer = shf.SHF(model, loss, preconditioner="kronecker", damping=scale, weight_decay=0.01 * scale, seed=1)
-        run(optimizer, 0, 4)
-        ends.append(theta(model))
-    assert Loss(nn.CrossEntropyLoss(reduction="sum")).reduction is Reduction.SUM
-    assert_close(*ends, 1e-9)
