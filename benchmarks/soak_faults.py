@@ -87,12 +87,10 @@ class Vanished:
 
     def end(self, home: Path, pid: int) -> None:
         while self._elsewhere(home).is_dir():
-            if (
-                home.is_dir()
-            ):  # a process that was about to lock it has made it again; it must not have begun a run there
-                assert {p.name for p in home.iterdir()} <= {".lock", "owner.json"}, (
-                    "a run began in place of the lost one"
-                )
+            # a process that was about to lock it may have made it again; it must not have begun a run there
+            if home.is_dir():
+                found = {p.name for p in home.iterdir()}
+                assert found <= {".lock", "owner.json"}, "a run began in place of the lost one"
                 shutil.rmtree(home, ignore_errors=True)
             with contextlib.suppress(OSError):
                 self._elsewhere(home).rename(home)

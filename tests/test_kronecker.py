@@ -17,11 +17,12 @@ from shf.decay import Decay
 from shf.factored import FactorMemory, Renewal, Schedule
 from shf.kronecker import Block, Factors, balance, find_blocks, invert
 from shf.layout import find_layout
-from shf.losses import Loss, Reduction
-from shf.network import Network, twice_differentiable_kernels
+from shf.losses import Loss
+from shf.network import Network
 from shf.objective import Objective, Settings
 from shf.preconditioner import Preconditioner
 from shf.randomness import preserved_global_state
+from shf.surroundings import twice_differentiable_kernels
 
 DAMPING, DECAY, SEED = 0.3, 0.05, 7
 ONCE = Schedule(average=0.95, every=1, cg_iterations=3)
@@ -453,7 +454,7 @@ def test_what_layers_returned_is_let_go_before_cg(monkeypatch):
     monkeypatch.setattr(
         Objective,
         "curvature",
-        lambda self, damping: recorded.append(dict(self._jacobian._kept.calls.of)) or genuine(self, damping),
+        lambda self, damping: recorded.append(dict(self._for_products[0]._kept.calls.of)) or genuine(self, damping),
     )
     shf.SHF(mlp(), CE, preconditioner="kronecker").step(*labelled())
     assert recorded == [{}]
@@ -600,16 +601,3 @@ def test_an_exception_takes_the_renewal_back(monkeypatch):
     assert identical(optimizer.state_dict(), before)
     run(optimizer, 2, 4)
     assert torch.equal(theta(optimizer.model), theta(run(make(factor_every=1), 0, 4).model))
-
-
-def test_a_sum_is_a_mean_on_another_scale():
-    ends = []
-    for reduction, scale in (("mean", 1.0), ("sum", ROWS)):
-        torch.manual_seed(0)
-        model = mlp()
-        loss = nn.CrossEntropyLoss(reduction=reduction)
-        optimizer = shf.SHF(model, loss, preconditioner="kronecker", damping=scale, weight_decay=0.01 * scale, seed=1)
-        run(optimizer, 0, 4)
-        ends.append(theta(model))
-    assert Loss(nn.CrossEntropyLoss(reduction="sum")).reduction is Reduction.SUM
-    assert_close(*ends, 1e-9)

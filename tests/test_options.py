@@ -310,7 +310,7 @@ def test_a_rejected_step_is_not_clipped():
 
 
 @pytest.mark.parametrize("curvature_batch", [None, 5])
-@pytest.mark.parametrize("preconditioner", ["empirical-fisher", "jacobi", None])
+@pytest.mark.parametrize("preconditioner", ["empirical-fisher", "jacobi", "kronecker", None])
 def test_a_sum_is_a_mean_on_another_scale(curvature_batch, preconditioner):
     """B times the loss, with B times the damping and decay: the same steps."""
     options = {"curvature_batch": curvature_batch, "preconditioner": preconditioner}

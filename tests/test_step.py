@@ -1,6 +1,5 @@
 """Algorithm 1 over flat vectors, on hand-made problems whose every number is known."""
 
-import dataclasses
 import math
 from dataclasses import replace
 
@@ -76,7 +75,7 @@ def test_a_strictly_convex_quadratic_is_solved_in_one_step(seed):
 
 @given(st.integers(0, 2**32 - 1), st.floats(1e-6, 10.0), st.sampled_from(["all", "first-worse", None]))
 def test_the_undamped_model_of_a_quadratic_is_exact_at_every_damping(seed, damping, rule):
-    _, after, info = Quadratic(seed).step(dataclasses.replace(START, damping=damping), backtracking=rule)
+    _, after, info = Quadratic(seed).step(replace(START, damping=damping), backtracking=rule)
     assert info.reduction_ratio == pytest.approx(1.0, rel=1e-6)
     assert info.damping == damping
     assert after.damping == pytest.approx(0.99 * damping)
@@ -126,7 +125,7 @@ def test_among_equals_the_last_iterate_is_taken():
 def test_beta_scales_the_update_and_nothing_else(beta):
     problem = Quadratic()
     whole, plain = problem.step()[::2]
-    scaled, info = problem.step(dataclasses.replace(START, update_scale=beta))[::2]
+    scaled, info = problem.step(replace(START, update_scale=beta))[::2]
     assert_close(scaled - problem.theta, beta * (whole - problem.theta))
     assert info == plain
 
@@ -288,7 +287,7 @@ def test_a_last_iterate_that_is_not_finite_is_no_start_of_the_next_step():
     problem = Saturated()
     problem.expand = lambda damping: Expansion(1.0, torch.full((2,), -1e10), identity)
     problem.curvature = lambda damping: Curvature(lambda v: damping * v)
-    state = dataclasses.replace(START, damping=1e-30)
+    state = replace(START, damping=1e-30)
     _, after, info = shf_step(problem, state, Config(cg_iterations=1, damping_min=1e-30, damping=1e-30))
     assert info.cg_steps == 1
     assert after.delta is None
@@ -297,7 +296,7 @@ def test_a_last_iterate_that_is_not_finite_is_no_start_of_the_next_step():
 def test_a_step_beyond_the_largest_number_is_rejected_even_where_the_objective_is_finite():
     """Fails if θ is not looked at before it is accepted: its first entry would be infinite."""
     problem = Saturated()
-    state = dataclasses.replace(START, damping=1e-28)
+    state = replace(START, damping=1e-28)
     theta, _, info = shf_step(problem, state, Config(cg_iterations=1, damping_min=1e-28, damping=1e-28))
     assert (info.accepted, info.step_size, info.cg_steps) == (False, 0.0, 1)
     assert info.loss_after == info.loss_before

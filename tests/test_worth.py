@@ -21,9 +21,8 @@ def test_it_stops_where_the_gain_per_cost_was_largest(gains, fixed):
             stopped = j
             break
     quotients = [sum(gains[:j]) / (fixed + j) for j in range(1, stopped + 1)]
-    assert (
-        stopped - quotients.index(max(quotients)) - 1 <= 1
-    )  # one iteration is needed to see that it gained too little
+    best = quotients.index(max(quotients)) + 1
+    assert stopped <= best + 1  # one iteration is needed to see that it gained too little
     assert stopped == len(gains) or max(quotients) >= sum(gains) / (fixed + len(gains))
 
 

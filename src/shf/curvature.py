@@ -12,9 +12,10 @@ from shf.derivatives import refuse_single_derivatives
 from shf.jacobian import Jacobian
 from shf.layout import refuse_blind_spots
 from shf.losses import HessianMap, Loss
-from shf.network import Forward, Network, call_model, twice_differentiable_kernels, unwrap
+from shf.network import Forward, Network, call_model, unwrap
 from shf.randomness import Draws, preserved_global_state
 from shf.ranks import ALONE
+from shf.surroundings import twice_differentiable_kernels
 from shf.unsupported import refuse_unsupported
 
 

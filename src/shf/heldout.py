@@ -164,12 +164,9 @@ class HeldOut:
         """Puts the move of this step (None where there was none) into the state. The averages, and the unit of the verdict
         on this step, are the caller's to keep: what it gained on its own batch, or a third of what steps before it did."""
         average = gain if self._gain <= 0 else _MEMORY * self._gain + (1 - _MEMORY) * gain
-        known = move is not None and all_finite(move)
-        pieces = (
-            self._network.shapes.split(move) if move is not None and known else [None] * len(self._network.parameters)
-        )
-        for p, piece in zip(self._network.parameters, pieces, strict=True):
-            remember(self._state, p, moved=piece)
+        pieces = None if move is None or not all_finite(move) else self._network.shapes.split(move)
+        for i, p in enumerate(self._network.parameters):
+            remember(self._state, p, moved=None if pieces is None else pieces[i])
         forget_others(self._network, self._state, "moved")
         return {
             _UNIT: max(gain, average / 3),

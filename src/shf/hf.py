@@ -60,7 +60,7 @@ class HF(SHF):
             problem = _BatchProblem(self, own.network, batches, batch, layout, meeting.shares, seed, ranks)
             solver = Solver(geometric(self.config.iterate_spacing), relative_progress(self.config.progress_tolerance))
             plain = Extras(own.network, self.state, self.damping, self._scalars["iteration"])
-            return self._iterate(problem, own.network, lambda: problem.buffers, ranks, batch, solver, plain)
+            return self._iterate(problem, own.network, ranks, batch, solver, plain)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As SHF's; of a state of SHF's own, λ must have been chosen."""
@@ -181,7 +181,7 @@ class _BatchProblem:
             total.gradient.add_(gradient, alpha=weight)
             if total.diagonal is not None and diagonal is not None:
                 total.diagonal.add_(diagonal, alpha=weight)
-            total = replace(total, value=total.value + weight * value, buffers=part.buffers or {})
+            total = replace(total, value=total.value + weight * value, buffers=part.buffers)
         return total
 
     def _weight(self, part: Objective) -> float:

@@ -108,10 +108,9 @@ class Jacobian:
     ) -> Tensor:
         """J'u, flat; with cotangents of the steady tensors (as `push` gives tangents) J'u + J_h'w."""
         total: Tensor | None = None
-        for number, (chunk, graph) in enumerate(self.graphs()):
-            ends = [*self._part(cotangents, chunk), *(steady[number] if steady else ())]
-            part = self.pull(graph, ends, graph.theta)
-            flat = self.network.shapes.flatten(part, graph.theta[0], out=out if total is None else None)
+        for number, (_, graph, part) in enumerate(self.graphs_with(cotangents)):
+            pulled = self.pull(graph, [*part, *(steady[number] if steady else ())], graph.theta)
+            flat = self.network.shapes.flatten(pulled, graph.theta[0], out=out if total is None else None)
             total = flat if total is None else total.add_(flat)
         assert total is not None
         return total

@@ -55,13 +55,11 @@ def find_blocks(network: Network) -> list[Block]:
     blocks = []
     for module in network.model.modules():
         weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-        if not _fits(module) or id(weight) not in numbers or any(held[id(p)] > 1 for p in module.parameters()):
+        if not _fits(module) or not isinstance(weight, Tensor) or id(weight) not in numbers or not weight.numel():
             continue
-        if not weight.numel():  # type: ignore[union-attr]
-            continue
-        trained = numbers.get(id(bias)) if bias is not None else None
-        outputs, inputs = len(weight), weight[0].numel() + (trained is not None)  # type: ignore[arg-type, index]
-        if max(inputs, outputs) <= _LARGEST:
+        trained = numbers.get(id(bias))
+        outputs, inputs = len(weight), weight[0].numel() + (trained is not None)
+        if max(inputs, outputs) <= _LARGEST and all(held[id(p)] == 1 for p in module.parameters()):
             blocks.append(Block(module, numbers[id(weight)], trained, inputs, outputs))
     return blocks
 

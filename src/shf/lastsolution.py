@@ -32,7 +32,7 @@ class LastSolution:
             _refuse_alone(ranks)
             return self.part.to(network.parameters[0], copy=True)
         self.gather(state, ranks)
-        deltas = _whole_deltas(network, state)
+        deltas = [recall(state, p, "delta") for p in network.parameters]
         if all(d is None for d in deltas):
             return None
         return ranks.own(network.shapes.flatten(deltas, network.parameters[0]))
@@ -67,8 +67,3 @@ def _refuse_alone(ranks: Ranks) -> None:
             "split_vectors=True: the last CG solution is split over the processes of a group that has ended; call "
             "state_dict() on all of them before it ends, and load that where training goes on"
         )
-
-
-def _whole_deltas(network: Network, state: OptimizerState) -> list[Tensor | None]:
-    """δ of each parameter where the optimizer's state has it."""
-    return [recall(state, p, "delta") for p in network.parameters]

@@ -84,15 +84,15 @@ def _single_calls(jacobian: Jacobian, graph: Graph, blocks: Sequence[Block]) -> 
         if len(uses) != 1:
             continue
         a, z = uses[0].input, uses[0].output
-        if a is not None and z is not None and a.layout == torch.strided and z.requires_grad and _ranked(block, a):
+        if a is not None and z is not None and a.layout == torch.strided and z.requires_grad and _batched(block, a):
             known[i] = (a, z)
     return known
 
 
-def _ranked(block: Block, a: Tensor) -> bool:
-    """Whether a convolution's input has a batch axis; a linear layer takes any."""
-    dims = {nn.Conv1d: 3, nn.Conv2d: 4}
-    return all(not isinstance(block.module, kind) or a.ndim == ndim for kind, ndim in dims.items())
+def _batched(block: Block, a: Tensor) -> bool:
+    """Whether a convolution's input has a batch axis, (rows, channels, …) as its weight is (outputs, channels, …); a linear
+    layer takes any."""
+    return not isinstance(block.module, nn.Conv1d | nn.Conv2d) or a.ndim == block.module.weight.ndim
 
 
 def _positions(block: Block, a: Tensor, g: Tensor) -> Use:

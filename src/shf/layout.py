@@ -5,6 +5,7 @@ depends on the other rows (batch statistics).
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -172,11 +173,10 @@ def _refusal(obstacle: str) -> Layout:
 
 def _attempt(network: Network, three: Batch, two: Batch, seed: int, *, minor: bool) -> Layout:
     draws = Draws(seed, 3, minor=minor)
-    values = [p.detach() for p in network.parameters]
     with Calls.recorded(network.model) as many, draws.over():
-        whole = _floating(network(values, three.inputs))
+        whole = _run(network, three.inputs)
     with Calls.recorded(network.model) as few, draws.over(_TWO):
-        part = _floating(network(values, two.inputs))
+        part = _run(network, two.inputs)
     uneven = _may_be_uneven(three.inputs)
     outputs = [_output_axis(z3, z2) for z3, z2 in zip(whole, part, strict=True)]
     separable = not batch_statistics(network.model) and all(
@@ -201,7 +201,7 @@ def _alone(
     """Whether a row beside itself has the outputs that it has beside the other: what the two have in common in both (their
     maximum, say, or the longer one's padding) hides between (i, j, i) and (i, j). Other shapes say nothing here."""
     with draws.over(rows):
-        twins = _floating(network([p.detach() for p in network.parameters], three.take_inputs(rows)))
+        twins = _run(network, three.take_inputs(rows))
     expected = [z if axis is None else axis.take(z, rows) for z, axis in zip(whole, axes, strict=True)]
     return all(z.shape != e.shape or _same(z, e) for z, e in zip(twins, expected, strict=True))
 
@@ -250,13 +250,10 @@ def _refuse_other_randomness(network: Network, batch: Batch, seed: int) -> None:
         def hook(module: nn.Module, args: Any, output: Any, seen: list[tuple[str, list[Tensor]]] = seen) -> None:
             seen.append((names.get(module, type(module).__name__), [z.clone() for z in _floating(output)]))
 
-        handles = [m.register_forward_hook(hook) for m in network.model.modules()]
-        try:
-            with Draws(seed, batch.rows).over():
-                network([p.detach() for p in network.parameters], batch.inputs)
-        finally:
-            for handle in handles:
-                handle.remove()
+        with ExitStack() as hooks, Draws(seed, batch.rows).over():
+            for m in network.model.modules():
+                hooks.enter_context(m.register_forward_hook(hook))
+            _run(network, batch.inputs)
         outputs.append(seen)
     differ = (
         name
@@ -274,7 +271,7 @@ def _runs_agree(network: Network, batch: Batch, seed: int) -> bool:
     runs = []
     for _ in range(2):
         with Draws(seed, batch.rows).over():
-            runs.append(_floating(network([p.detach() for p in network.parameters], batch.inputs)))
+            runs.append(_run(network, batch.inputs))
     return all(_same(a, b) for a, b in zip(*runs, strict=True))
 
 
@@ -289,13 +286,10 @@ def refuse_blind_spots(network: Network, batch: Batch, seed: int) -> None:
                 "full precision, where curvature is not noise; leave it out (with Accelerate: mixed_precision='no')"
             )
 
-    handles = [m.register_forward_pre_hook(look) for m in network.model.modules()]
-    try:
-        with torch.enable_grad(), Draws(seed, batch.rows).over():
-            outputs = network(network.leaves(), batch.inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, torch.enable_grad(), Draws(seed, batch.rows).over():
+        for m in network.model.modules():
+            hooks.enter_context(m.register_forward_pre_hook(look))
+        outputs = network(network.leaves(), batch.inputs)
     own = {id(p): name for p, name in zip(network.parameters, network.names, strict=True)}
     for node in graph_nodes(_floating(outputs)):
         if node.name() == "CheckpointFunctionBackward":
@@ -308,6 +302,11 @@ def refuse_blind_spots(network: Network, batch: Batch, seed: int) -> None:
                 f"the model uses parameter {name} by a reference of its own (in a list, a closure or a plain attribute), "
                 "where a step cannot put trial values; use it through the module that holds it"
             )
+
+
+def _run(network: Network, inputs: Any) -> list[Tensor]:
+    """The model's floating-point outputs at its present parameters."""
+    return _floating(network([p.detach() for p in network.parameters], inputs))
 
 
 def _floating(outputs: Any) -> list[Tensor]:

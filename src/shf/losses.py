@@ -73,9 +73,10 @@ class Loss:
         function = _uncompiled(function)
         if isinstance(function, type):
             raise TypeError(f"loss={function.__name__} is a class: expected one of its objects, {function.__name__}()")
-        found = getattr(function, "reduction", None) or getattr(function, "keywords", {}).get(
-            "reduction"
-        )  # of a partial
+        self.name: str = getattr(function, "__name__", None) or type(function).__name__
+        found = getattr(function, "reduction", None)
+        if not found:  # a partial has it among its keywords
+            found = getattr(function, "keywords", {}).get("reduction")
         if found == "batchmean":  # KLDivLoss: a sum over outputs, a mean over rows
             found = "mean"
         chosen = reduction if reduction is not None else (found if isinstance(found, str) else "mean")
@@ -83,15 +84,10 @@ class Loss:
             raise ValueError(f"reduction={reduction!r} contradicts the loss object's own reduction={found!r}")
         if chosen not in ("mean", "sum"):
             raise ValueError(
-                f"loss {self._name(function)} has reduction={chosen!r}: expected 'mean' or 'sum' (one number per batch)"
+                f"loss {self.name} has reduction={chosen!r}: expected 'mean' or 'sum' (one number per batch)"
             )
         self.function = function
         self.reduction = Reduction(chosen)
-        self.name = self._name(function)
-
-    @staticmethod
-    def _name(function: Any) -> str:
-        return getattr(function, "__name__", None) or type(function).__name__
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         value = self.function(outputs, targets)

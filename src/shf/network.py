@@ -1,15 +1,14 @@
-"""A module as a function of its parameters and buffers: nothing here writes to the module."""
+"""A module as a function of its parameters and buffers: nothing here writes to the module but `assign_buffers_`."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from shf.flat import Shapes
@@ -78,14 +77,11 @@ def holders(model: nn.Module) -> dict[int, int]:
     return Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
 
 
-_PREFIX = "model."
-
-
 def _all_names(named: Iterable[tuple[str, Tensor]]) -> dict[int, list[str]]:
-    """Every name that a tensor has inside `_Bound`, by the tensor's identity: several for tied ones."""
+    """Every name that a tensor has in the model, by the tensor's identity: several for tied ones."""
     names: dict[int, list[str]] = {}
     for name, tensor in named:
-        names.setdefault(id(tensor), []).append(_PREFIX + name)
+        names.setdefault(id(tensor), []).append(name)
     return names
 
 
@@ -105,8 +101,8 @@ class Network:
         names = _all_names(model.named_parameters(remove_duplicate=False))
         if foreign := [tuple(p.shape) for p in self.parameters if id(p) not in names]:
             raise ValueError(f"parameters of shape {foreign} do not belong to the model")
-        self.names = [names[id(p)][0].removeprefix(_PREFIX) for p in self.parameters]
-        self._keys = [names[id(p)] for p in self.parameters]
+        self._names = [names[id(p)] for p in self.parameters]
+        self.names = [first for first, *_ in self._names]
         shared = _all_names(model.named_buffers(remove_duplicate=False))
         self._buffers = [(b, shared[id(b)]) for b in model.buffers()]
         self._bound = _Bound(model, forward)
@@ -126,19 +122,17 @@ class Network:
 
     def buffers(self) -> dict[str, Tensor]:
         """A copy of the module's buffers, for a pass that may change them."""
-        return {keys[0]: buffer.detach().clone() for buffer, keys in self._buffers}
+        return {names[0]: buffer.detach().clone() for buffer, names in self._buffers}
 
     def __call__(self, values: Sequence[Tensor], inputs: Any, buffers: dict[str, Tensor] | None = None) -> Any:
         """The model's outputs with θ = `values`. Changes of buffers go into `buffers` (by default: are dropped)."""
         poll()
         buffers = self.buffers() if buffers is None else buffers
-        replaced = {key: value for keys, value in zip(self._keys, values, strict=True) for key in keys}
-        replaced |= {key: buffers[keys[0]] for _, keys in self._buffers for key in keys}
+        replaced = {f"model.{name}": v for names, v in zip(self._names, values, strict=True) for name in names}
+        replaced |= {f"model.{name}": buffers[names[0]] for _, names in self._buffers for name in names}
         try:
-            with plain_gradients(self.model):
-                outputs = functional_call(
-                    self._bound, replaced, (inputs,), tie_weights=False
-                )  # all names are there: faster
+            with plain_gradients(self.model):  # tied weights have all their names there: torch need not look for them
+                outputs = functional_call(self._bound, replaced, (inputs,), tie_weights=False)
         except RuntimeError as error:
             if torch.is_grad_enabled() or "does not require grad" not in str(error):
                 raise
@@ -146,25 +140,25 @@ class Network:
                 "the model differentiates in its forward, and a step evaluates it without gradients too: put "
                 "`with torch.enable_grad():` around what is differentiated there"
             ) from error
-        buffers.update({key: replaced[key] for key in buffers})
+        buffers.update({name: replaced[f"model.{name}"] for name in buffers})
         return outputs
 
     def spoiled(self, buffers: Mapping[str, Tensor]) -> list[str]:
         """The names of buffers that would become not finite where they are finite now (running statistics, by overflow)."""
         own, names = dict(self.model.named_buffers()), []
-        for key, new in buffers.items():
-            old = own[key.removeprefix(_PREFIX)]
+        for name, new in buffers.items():
+            old = own[name]
             if new.is_floating_point() and old.shape == new.shape and bool((new.isfinite() < old.isfinite()).any()):
-                names.append(key.removeprefix(_PREFIX))
+                names.append(name)
         return names
 
     def refuse_reshaped(self, buffers: Mapping[str, Tensor]) -> None:
         """Refuses a pass that has changed a buffer's shape: it could not be written back in place."""
-        own = {_PREFIX + name: buffer.shape for name, buffer in self.model.named_buffers()}
-        for key, new in buffers.items():
-            if new.shape != own[key]:
+        own = dict(self.model.named_buffers())
+        for name, new in buffers.items():
+            if new.shape != own[name].shape:
                 raise ValueError(
-                    f"buffer {key.removeprefix(_PREFIX)} has shape {tuple(own[key])}, and {tuple(new.shape)} after a pass: "
+                    f"buffer {name} has shape {tuple(own[name].shape)}, and {tuple(new.shape)} after a pass: "
                     "expected one shape; register it with its final one, or keep such things outside of buffers"
                 )
 
@@ -172,45 +166,5 @@ class Network:
     def assign_buffers_(self, buffers: Mapping[str, Tensor]) -> None:
         """Writes buffers (as `buffers()` names them) into the module."""
         own = dict(self.model.named_buffers())
-        for key, value in buffers.items():
-            own[key.removeprefix(_PREFIX)].copy_(value)
-
-
-@contextmanager
-def twice_differentiable_kernels(device: torch.device, *, recurrent: bool = True) -> Iterator[None]:
-    """Kernels whose backward can itself be differentiated, inside this block only.
-
-    Fused attention and cuDNN's recurrent kernels have no second derivative: attention uses its mathematical form here,
-    and cuDNN is set aside if there are recurrent layers. The fast path of transformer layers in eval mode, which torch
-    takes only where no gradient is wanted, is shut: with a padding mask it computes another function. Autocast is off:
-    curvature in half precision is noise.
-    """
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with (
-            sdpa_kernel(SDPBackend.MATH),
-            torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext(),
-            torch.autocast(device.type, enabled=False),
-        ):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)
-
-
-def is_recurrent(model: nn.Module) -> bool:
-    """Whether it has layers for which torch would take cuDNN's recurrent kernels."""
-    return any(isinstance(m, nn.RNNBase) for m in model.modules())
-
-
-def set_aside(model: nn.Module, device: torch.device) -> list[str]:
-    """What the user has switched on and a step will not use, in words."""
-    found = []
-    if torch.is_autocast_enabled(device.type):
-        found.append("autocast is on: SHF switches it off inside step, where half precision would drown the curvature")
-    if device.type == "cuda" and torch.backends.cudnn.enabled and is_recurrent(model):
-        found.append(
-            "cuDNN's recurrent kernels cannot be differentiated twice: SHF uses torch's own, slower ones inside step, and "
-            "cuDNN everywhere else"
-        )
-    return found
+        for name, value in buffers.items():
+            own[name].copy_(value)

@@ -93,7 +93,7 @@ class Objective:
         renewal: the Kronecker preconditioner of this step, where that is wanted.
 
     Attributes:
-        buffers: the module's buffers as the gradient pass left them; None before `expand`.
+        buffers: the module's buffers as the gradient pass left them; none before it.
         rows: rows of the gradient batch, or of this process's share.
         outputs: entries of the model's outputs on them, once `expand` has seen them.
         represents: rows that the curvature stands for, where the loss is a sum.
@@ -114,7 +114,7 @@ class Objective:
         share: Share | None = None,
         renewal: Renewal | None = None,
     ) -> None:
-        self.buffers: dict[str, Tensor] | None = None
+        self.buffers: dict[str, Tensor] = {}
         self.rows, self.outputs = batch.rows, 0
         self._ranks = ranks
         self._share = share = share or Share(0, batch.rows, batch.rows)
@@ -132,10 +132,9 @@ class Objective:
         own = None if share.everything else share.numbers
         self._draws = Draws(mix(seed, 0), share.total, known, minor=_minor(layout), own=own)
         self._drawless = False  # known after the first pass
-        self._jacobian: Jacobian | None = None
-        self._expansion: LossExpansion | None = None
         self._renewal = renewal
-        self._recorded: tuple[Jacobian, LossExpansion] | None = None
+        self._for_factors: tuple[Jacobian, LossExpansion] | None = None
+        self._for_products: tuple[Jacobian, LossExpansion] | None = None
         self._scratch: Tensor | None = None
         self._points = Points(network, ranks)
         self._explained = [True] * len(renewal.blocks) if renewal is not None else []
@@ -152,7 +151,7 @@ class Objective:
             return here
         if self._renewal.due:
             self._renewal.renew(damping, decay, ranks, self._explained, self._own_factors)
-            self._recorded = None
+            self._for_factors = None
         return replace(here, precondition=self._renewal.solver(decay, ranks))
 
     def data_terms(self) -> tuple[float, Tensor, Tensor | None]:
@@ -233,9 +232,8 @@ class Objective:
         if self._batch.rows == 0:
             return no_terms(self._network, wanted, noise=self._noise)
         renew = self._renewal is not None and self._renewal.due
-        both = (
-            self._share.within(self._curvature_rows) is None
-        )  # all rows here are curvature rows: one graph serves both
+        # where all rows here are curvature rows, one graph serves both
+        both = self._share.within(self._curvature_rows) is None
         J = self._make_jacobian(None, record=wanted.diagonal or renew, steady=both)
         self._drawless = not self._draws.drawn
         L = self._loss.expand(J.outputs, self._batch.targets)
@@ -248,7 +246,7 @@ class Objective:
         diagonal: Tensor | None = None
         if self._renewal is not None and renew:
             gradient, self._explained = explained_gradient(J, L.gradient, self._renewal.blocks)
-            self._recorded = (J, L)
+            self._for_factors = (J, L)
         else:
             gradient, diagonal = gradient_and_diagonal(wanted, J, L, self._loss.reduction, axes, self._signs)
         if not all_finite(gradient):
@@ -259,7 +257,7 @@ class Objective:
         if spoiled := self._network.spoiled(J.buffers):
             raise NonFiniteError(f"the batch would make {', '.join(spoiled)} not finite{self._suspects()}")
         if both:
-            self._jacobian, self._expansion = J, L
+            self._for_products = (J, L)
         if (weight := self._weight) != 1:
             value, gradient = weight * value, gradient.mul_(weight)
             diagonal = None if diagonal is None else diagonal.mul_(weight)
@@ -269,11 +267,11 @@ class Objective:
 
     def _own_factors(self, blocks: Sequence[Block], others: Sequence[int]) -> tuple[Sequence[Sums], dict[int, Tensor]]:
         """Sums of layers' inputs and root gradients over this process's rows, and diagonals of other parameters."""
-        if self._recorded is None:  # no rows here
+        if self._for_factors is None:  # no rows here
             zeros = self._network.parameters[0].new_zeros
             empty = [Sums(zeros(b.inputs, b.inputs), zeros(b.outputs, b.outputs), 0) for b in blocks]
             return empty, {i: zeros(self._network.shapes.shapes[i]) for i in others}
-        J, L = self._recorded
+        J, L = self._for_factors
         # E[uu'] = L'' of this share; the whole batch's L'' is the weighted sum of the shares'
         roots = [math.sqrt(self._weight) * u for u in L.hessian_root(self._signs)]
         sums = layer_sums(J, roots, blocks) if blocks else []
@@ -283,17 +281,18 @@ class Objective:
         return sums, diagonals
 
     def _gauss_newton(self, rows: Tensor | None, scale: float, steadiness: float) -> GaussNewton:
-        J, L = self._jacobian, self._expansion
-        self._jacobian = self._expansion = None  # what the products do not need of them goes with them
-        if J is None or L is None:
-            if self._layout.obstacle is not None and rows is not None:  # it has run on all: it is not the inputs' fault
-                raise ValueError(
-                    f"curvature_batch: the model cannot be run on {len(rows)} of its {self._batch.rows} rows: "
-                    f"{self._layout.obstacle}; use curvature_batch=None"
-                )
-            J = self._make_jacobian(rows, record=False, steady=True)
-            L = self._loss.expand(J.outputs, self._batch.take_targets(rows))
+        J, L = self._for_products or self._expand_curvature(rows)
+        self._for_products = None  # what the products do not need of them goes with them
         return GaussNewton(J, L.hessian(), scale=scale, steadiness=steadiness, out=self._scratch)
+
+    def _expand_curvature(self, rows: Tensor | None) -> tuple[Jacobian, LossExpansion]:
+        if self._layout.obstacle is not None and rows is not None:  # it has run on all: it is not the inputs' fault
+            raise ValueError(
+                f"curvature_batch: the model cannot be run on {len(rows)} of its {self._batch.rows} rows: "
+                f"{self._layout.obstacle}; use curvature_batch=None"
+            )
+        J = self._make_jacobian(rows, record=False, steady=True)
+        return J, self._loss.expand(J.outputs, self._batch.take_targets(rows))
 
     def _own_value(self, values: Sequence[Tensor]) -> float:
         if self._batch.rows == 0:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from numbers import Integral
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,13 @@ from shf.step import Problem, Solver, State, StepInfo, shf_step
 from shf.surroundings import Surroundings, warn
 from shf.together import Communication, Connection
 from shf.unsupported import refuse_unsupported
+
+
+class _Problem(Problem, Protocol):
+    """One iteration's objective, and the module's buffers as its gradient pass left them."""
+
+    @property
+    def buffers(self) -> Mapping[str, Tensor]: ...
 
 
 class SHF(Optimizer):
@@ -200,7 +207,7 @@ class SHF(Optimizer):
             )
             objective = make(settings=self._settings, renewal=extras.renewal)
             solver = make_solver(config, self._scalars, share.total)
-            info = self._iterate(objective, own.network, lambda: objective.buffers or {}, ranks, batch, solver, extras)
+            info = self._iterate(objective, own.network, ranks, batch, solver, extras)
             if looks == 0 or info.skipped is not None:
                 return info
             return replace(info, gradients=info.gradients + 1, products=info.products + looks)
@@ -351,9 +358,8 @@ class SHF(Optimizer):
 
     def _iterate(
         self,
-        problem: Problem,
+        problem: _Problem,
         network: Network,
-        buffers: Callable[[], Mapping[str, Tensor]],
         ranks: Ranks,
         batch: Batch,
         solver: Solver,
@@ -386,7 +392,7 @@ class SHF(Optimizer):
         }
         with no_interrupts(), self._all_or_nothing(network, theta):
             _assign_(network, theta_next)
-            network.assign_buffers_(buffers())
+            network.assign_buffers_(problem.buffers)
             last.write(after.delta, network, self.state, ranks)
             self.param_groups[0]["shf"] = {**scalars, **extras.write(theta, theta_next, info)}
         return info

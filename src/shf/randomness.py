@@ -8,7 +8,7 @@ their rows of them.
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -67,20 +67,16 @@ class Draws(TorchDispatchMode):
     @contextmanager
     def over(self, subset: Tensor | None = None) -> Iterator[None]:
         """A pass over the given rows (None: all) begins; draws made in it come from this step's numbers."""
-        previous, self._subset = self._subset, subset
         torch.default_generator.manual_seed(_POSITION)
-        try:
-            with self:
-                yield
-        finally:
-            self._subset = previous
+        with self._drawing(subset):
+            yield
+
+    def resumed(self, subset: Tensor | None = None) -> AbstractContextManager[None]:
+        """A backward pass: draws occur in it only where gradient checkpointing runs a part of the forward pass again."""
+        return self._drawing(subset) if self.drawn else nullcontext()
 
     @contextmanager
-    def resumed(self, subset: Tensor | None = None) -> Iterator[None]:
-        """A backward pass: draws occur in it only where gradient checkpointing runs a part of the forward pass again."""
-        if not self.drawn:
-            yield
-            return
+    def _drawing(self, subset: Tensor | None) -> Iterator[None]:
         previous, self._subset = self._subset, subset
         try:
             with self:

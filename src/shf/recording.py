@@ -43,5 +43,5 @@ class Calls:
             if enabled:
                 for module in model.modules():
                     if next(module.parameters(recurse=False), None) is not None:
-                        stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
+                        stack.enter_context(module.register_forward_hook(hook, with_kwargs=True))
             yield calls

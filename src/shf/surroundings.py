@@ -3,13 +3,13 @@
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from shf.interruption import deferred_interrupts
-from shf.network import is_recurrent, set_aside, twice_differentiable_kernels
 from shf.randomness import preserved_global_state
 
 
@@ -27,6 +27,46 @@ def warn(words: str) -> None:
 
 _INSIDE = ("shf", "torch", "contextlib")
 """Packages whose frames are passed over."""
+
+
+@contextmanager
+def twice_differentiable_kernels(device: torch.device, *, recurrent: bool = True) -> Iterator[None]:
+    """Kernels whose backward can itself be differentiated, inside this block only.
+
+    Fused attention and cuDNN's recurrent kernels have no second derivative: attention uses its mathematical form here,
+    and cuDNN is set aside if there are recurrent layers. The fast path of transformer layers in eval mode, which torch
+    takes only where no gradient is wanted, is shut: with a padding mask it computes another function. Autocast is off:
+    curvature in half precision is noise.
+    """
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with (
+            sdpa_kernel(SDPBackend.MATH),
+            torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext(),
+            torch.autocast(device.type, enabled=False),
+        ):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+
+
+def is_recurrent(model: nn.Module) -> bool:
+    """Whether it has layers for which torch would take cuDNN's recurrent kernels."""
+    return any(isinstance(m, nn.RNNBase) for m in model.modules())
+
+
+def set_aside(model: nn.Module, device: torch.device) -> list[str]:
+    """What the user has switched on and a step will not use, in words."""
+    found = []
+    if torch.is_autocast_enabled(device.type):
+        found.append("autocast is on: SHF switches it off inside step, where half precision would drown the curvature")
+    if device.type == "cuda" and torch.backends.cudnn.enabled and is_recurrent(model):
+        found.append(
+            "cuDNN's recurrent kernels cannot be differentiated twice: SHF uses torch's own, slower ones inside step, and "
+            "cuDNN everywhere else"
+        )
+    return found
 
 
 class Surroundings:

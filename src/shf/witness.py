@@ -81,9 +81,8 @@ class Witness:
             for rank in others:
                 if rank not in heard and self._store.check([_key(rank)]):
                     said = json.loads(self._store.get(_key(rank)))
-                    if (
-                        abs(said["step"] - step) <= 1
-                    ):  # a neighbour may be a step ahead; older words are about other faults
+                    # a neighbour may be a step ahead; older words are about other faults
+                    if abs(said["step"] - step) <= 1:
                         heard[rank] = said
             if len(heard) == len(others) or time.monotonic() > deadline or any(s["raised"] for s in heard.values()):
                 return heard

@@ -14,7 +14,7 @@ import os
 import pickletools
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -196,9 +196,5 @@ class CheckpointStore:
 
     def clear(self) -> None:
         """Remove every checkpoint, for a run that starts anew in the same directory."""
-        for path in self._ours():
+        for path in (*self._newest_first(), self._directory / _BEST):
             path.unlink(missing_ok=True)
-
-    def _ours(self) -> Iterator[Path]:
-        yield from self._newest_first()
-        yield self._directory / _BEST

@@ -14,6 +14,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+from xml.sax.saxutils import quoteattr
 
 import matplotlib
 import numpy as np
@@ -37,30 +38,21 @@ _INK, _QUIET, _GRID = "#010203", "#010204", "#010205"
 _SERIES = tuple(f"#0103{i:02x}" for i in range(SERIES_COLOURS))
 _VARIABLES = {_INK: "--ink", _QUIET: "--quiet", _GRID: "--grid"} | {c: f"--series-{i}" for i, c in enumerate(_SERIES)}
 
-_LIGHT = {
-    "--ink": "#1b1f24",
-    "--quiet": "#5c6570",
-    "--grid": "#e3e6ea",
-    **dict(
-        zip(
-            (f"--series-{i}" for i in range(SERIES_COLOURS)),
-            ("#0072b2", "#d55e00", "#00916a", "#c0569b", "#b07d00", "#3a9bd9", "#7a5195", "#5c6570"),
-            strict=True,
-        )
-    ),
-}
-_DARK = {
-    "--ink": "#e6e8eb",
-    "--quiet": "#9aa4af",
-    "--grid": "#2c333b",
-    **dict(
-        zip(
-            (f"--series-{i}" for i in range(SERIES_COLOURS)),
-            ("#4fb3f0", "#ff8a3d", "#2ec99a", "#ea8cc8", "#e6b422", "#9ad4ff", "#b695d6", "#9aa4af"),
-            strict=True,
-        )
-    ),
-}
+
+def _palette(ink: str, quiet: str, grid: str, *series: str) -> dict[str, str]:
+    return {"--ink": ink, "--quiet": quiet, "--grid": grid} | {f"--series-{i}": c for i, c in enumerate(series)}
+
+
+# fmt: off
+_LIGHT = _palette(
+    "#1b1f24", "#5c6570", "#e3e6ea",
+    "#0072b2", "#d55e00", "#00916a", "#c0569b", "#b07d00", "#3a9bd9", "#7a5195", "#5c6570",
+)
+_DARK = _palette(
+    "#e6e8eb", "#9aa4af", "#2c333b",
+    "#4fb3f0", "#ff8a3d", "#2ec99a", "#ea8cc8", "#e6b422", "#9ad4ff", "#b695d6", "#9aa4af",
+)
+# fmt: on
 
 
 @dataclass(frozen=True)
@@ -242,10 +234,6 @@ def _themed(svg: str, title: str, standalone: bool) -> str:
     svg = re.sub(r' id="([^"]+)"', lambda m: m[0] if m[1] in used else "", svg)
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     head_end = svg.index(">")
-    head = re.sub(r' (?:width|height)="[^"]*"', "", svg[:head_end]) + f' role="img" aria-label="{_attribute(title)}"'
+    head = re.sub(r' (?:width|height)="[^"]*"', "", svg[:head_end]) + f' role="img" aria-label={quoteattr(title)}'
     style = f"<style>{palette_css()}</style>" if standalone else ""
     return head + ">" + style + svg[head_end + 1 :].rstrip() + "\n"
-
-
-def _attribute(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")

@@ -25,10 +25,11 @@ from shf.lab.baselines.objective import Objective
 from shf.lab.baselines.protocol import COMMON, Loss, MethodSpec, Settings, State, costs, own_settings
 from shf.layout import find_layout
 from shf.losses import Loss as CoreLoss
-from shf.network import Network, twice_differentiable_kernels
+from shf.network import Network
 from shf.objective import Objective as CoreObjective
 from shf.objective import Settings as CoreSettings
 from shf.randomness import mix, preserved_global_state
+from shf.surroundings import twice_differentiable_kernels
 
 Vector = npt.NDArray[np.float64]
 

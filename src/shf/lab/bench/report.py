@@ -236,9 +236,8 @@ def plot(results: dict[str, Any], path: Path) -> None:
     timed = (e for e in found.get("peers", {}).values() if "seconds_per_epoch" in e)
     _bars(axes[3], "seconds per epoch", ((e["peer"], e["seconds_per_epoch"]) for e in timed))
     figure.suptitle(describe(results), fontsize=8)
-    with matplotlib.rc_context(
-        {"svg.fonttype": "none", "svg.hashsalt": "shf"}
-    ):  # text as text, the same bytes each time
+    # text as text, the same bytes each time
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "shf"}):
         figure.savefig(path, metadata={"Date": None})
 
 

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from helpers import mlp
-from shf.network import is_recurrent, set_aside, twice_differentiable_kernels
+from shf.surroundings import is_recurrent, set_aside, twice_differentiable_kernels
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
