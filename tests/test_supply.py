@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,18 @@ LOCK = supply.LOCK.read_text(encoding="utf-8")
 
 def names(requirements):
     return {re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", r)[0]).lower() for r in requirements}
+
+
+def test_a_wheel_has_every_file_of_the_package(tmp_path):
+    """Fails if a pattern of .gitignore names one of them, such as a template: the build would leave it out."""
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+        packed = {name for name in wheel.namelist() if name.startswith("shf/")}
+    source = ROOT / "src"
+    files = {f.relative_to(source).as_posix() for f in (source / "shf").rglob("*") if f.is_file()}
+    assert packed == {name for name in files if "__pycache__" not in name}
+    assert "shf/lab/templates/report.html" in packed
 
 
 def test_every_package_is_pinned_and_hashed():
