@@ -282,6 +282,29 @@ def test_parameters_outside_of_layers_have_a_jacobi_diagonal():
     assert setting.covered() == {"0.weight", "3.weight"}
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_an_embedding_has_a_jacobi_diagonal_of_its_cases(axis):
+    """Σ_j (J_j'u_j)², whichever axis of the words the cases lie along."""
+
+    class Words(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.out = nn.Embedding(5, 4, padding_idx=2), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.out(self.embedding(x if axis == 0 else x.t()).tanh().mean(1 - axis))
+
+    model, words = double(Words()), torch.randint(5, (ROWS, 7))
+    setting = Setting(model, words, labelled()[1])
+    z = model(words)
+    u = setting.loss.expand(z.detach(), setting.batch.targets).hessian_root(setting.objective._signs)[0]
+    by_case = [
+        torch.autograd.grad(row, model.embedding.weight, retain_graph=True)[0].square() for row in (u * z).sum(1)
+    ]
+    assert_close(setting.state[model.embedding.weight]["diagonal"], sum(by_case))
+    assert setting.covered() == {"out.weight"}
+
+
 def test_a_layer_of_another_kind_of_input_or_size_has_a_diagonal(monkeypatch):
     monkeypatch.setattr("shf.kronecker._LARGEST", 5)
     network = Network(model := mlp(), list(model.parameters()))
