@@ -325,30 +325,55 @@ def _case_by_case(
     jacobian: Jacobian, cotangents: Sequence[Tensor], wanted: list[int], *, separable: bool
 ) -> dict[int, Tensor]:
     """The exact fallback: backward passes of several cases' cotangents at once, through the graph of these cases, or
-    of the whole batch where cases influence each other."""
+    of the whole batch where cases influence each other, if only by the length that outputs are padded to."""
     parameters = [jacobian.network.parameters[i] for i in wanted]
     size = max(1, min(_CASES_AT_ONCE, _CHUNK_NUMBERS // max(1, sum(p.numel() for p in parameters))))
-    squares = {i: torch.zeros_like(p) for i, p in zip(wanted, parameters, strict=True)}
+    found = _through_own_graphs(jacobian, cotangents, wanted, size) if separable else None
+    return _through_whole_graphs(jacobian, cotangents, wanted, size) if found is None else found
+
+
+def _through_own_graphs(
+    jacobian: Jacobian, cotangents: Sequence[Tensor], wanted: list[int], size: int
+) -> dict[int, Tensor] | None:
+    """Σ_j (J_j'u_j)² from graphs of at most `size` cases; None where outputs have another shape there than in the batch."""
+    squares = _zeros(jacobian, wanted)
     for rows in even_chunks(jacobian.rows, size):
-        local = jacobian.restricted(rows) if separable else jacobian
-        own = torch.arange(len(rows)) if separable else rows
-        part = jacobian.cotangents_of(cotangents, rows) if separable else cotangents
-        for _, graph, u in local.graphs_with(part):
-            for i, g in zip(wanted, _pull_cases(local, graph, u, own, wanted), strict=True):
-                if g is not None:
-                    squares[i] += g.square().sum(0)
+        local, part = jacobian.restricted(rows), jacobian.cotangents_of(cotangents, rows)
+        for chunk, graph, u in local.graphs_with(part):
+            if any(z.shape != v.shape for z, v in zip(graph.outputs, u, strict=True)):
+                return None
+            _add_squares_(squares, _pull_cases(local, graph, u, torch.arange(len(chunk)), len(chunk), wanted))
     return squares
 
 
+def _through_whole_graphs(
+    jacobian: Jacobian, cotangents: Sequence[Tensor], wanted: list[int], size: int
+) -> dict[int, Tensor]:
+    """Σ_j (J_j'u_j)² from the graphs that J itself has."""
+    squares = _zeros(jacobian, wanted)
+    for chunk, graph, u in jacobian.graphs_with(cotangents):
+        for rows in even_chunks(len(chunk), size):
+            _add_squares_(squares, _pull_cases(jacobian, graph, u, rows, len(chunk), wanted))
+    return squares
+
+
+def _zeros(jacobian: Jacobian, wanted: list[int]) -> dict[int, Tensor]:
+    return {i: torch.zeros_like(jacobian.network.parameters[i]) for i in wanted}
+
+
+def _add_squares_(squares: dict[int, Tensor], gradients: Sequence[Tensor | None]) -> None:
+    for square, g in zip(squares.values(), gradients, strict=True):
+        if g is not None:
+            square += g.square().sum(0)
+
+
 def _pull_cases(
-    jacobian: Jacobian, graph: Graph, cotangents: Sequence[Tensor], rows: Tensor, wanted: list[int]
+    jacobian: Jacobian, graph: Graph, cotangents: Sequence[Tensor], rows: Tensor, count: int, wanted: list[int]
 ) -> Sequence[Tensor | None]:
-    """Gradients of the given cases, stacked in front."""
+    """Gradients of the given ones of a graph's `count` cases, stacked in front."""
     by = [graph.theta[i] for i in wanted]
     masked = [
-        u.expand(len(rows), *u.shape)
-        if jacobian.is_idle(i, u)
-        else _one_row_each(u, jacobian.axis(i), rows, jacobian.rows)
+        u.expand(len(rows), *u.shape) if jacobian.is_idle(i, u) else _one_row_each(u, jacobian.axis(i), rows, count)
         for i, u in enumerate(cotangents)
     ]
     try:
