@@ -142,6 +142,40 @@ NETWORKS = {
         lambda: (torch.randn(ROWS, 2, 5, dtype=torch.float64), torch.randint(3, (ROWS,))),
         ["0", "3"],
     ),
+    "convolution, padding same, even kernel": (
+        lambda: nn.Sequential(nn.Conv2d(2, 3, (4, 3), padding="same"), nn.Tanh(), nn.Flatten(), nn.Linear(75, 3)),
+        images,
+        ["0", "3"],
+    ),
+    "convolution, padding valid": (
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 3, stride=2, padding="valid"), nn.Flatten(), nn.Linear(12, 3)),
+        images,
+        ["0", "2"],
+    ),
+    "convolution, padding by reflection": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 2, (2, 3), (2, 1), (1, 2), (1, 2), padding_mode="reflect"), nn.Flatten(), nn.Linear(30, 3)
+        ),
+        images,
+        ["0", "2"],
+    ),
+    "convolution, padding same by repetition": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 2, 2, padding="same", padding_mode="replicate"), nn.Flatten(), nn.Linear(50, 3)
+        ),
+        images,
+        ["0", "2"],
+    ),
+    "sequence convolution, circular": (
+        lambda: nn.Sequential(nn.Conv1d(2, 3, 3, padding=2, padding_mode="circular"), nn.Flatten(), nn.Linear(21, 3)),
+        lambda: (torch.randn(ROWS, 2, 5, dtype=torch.float64), torch.randint(3, (ROWS,))),
+        ["0", "2"],
+    ),
+    "sequence convolution, padding same, dilated": (
+        lambda: nn.Sequential(nn.Conv1d(2, 3, 2, padding="same", dilation=3), nn.Flatten(), nn.Linear(15, 3)),
+        lambda: (torch.randn(ROWS, 2, 5, dtype=torch.float64), torch.randint(3, (ROWS,))),
+        ["0", "2"],
+    ),
     "linear layer on sequences": (
         lambda: nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(15, 3)),
         lambda: (torch.randn(ROWS, 5, 2, dtype=torch.float64), torch.randint(3, (ROWS,))),
@@ -211,6 +245,8 @@ WITHOUT_FACTORS = {
     "Conv2d, groups": {"0.weight"},
     "Conv3d": {"0.weight"},
     "ConvTranspose2d": {"0.weight"},
+    "ConvTranspose1d": {"0.weight"},
+    "MultiheadAttention, LayerNorm": {"attention.in_proj_weight", "attention.out_proj.weight"},
     "cell written by hand": {"into.weight", "over.weight"},
 }
 """Weights of two or more dimensions in linear and convolution layers that must not have factors."""
