@@ -18,6 +18,9 @@ refused, are tested line by line too (`tests/limits.py`). This page is written f
   gradient's own backward pass. *Exact fallback*: for some of the parameters by batched backward passes over cases, which costs more.
 - Where rows may differ in size (packed sequences, trees and other data that is not rows of tensors), a layer may see parts of rows:
   all parameters then take the exact fallback.
+- Where outputs are padded to the longest row of the batch, the passes of the exact fallback run over the whole batch, as with batch
+  statistics. `microbatch` is refused where chunks differ in length, `curvature_batch` where targets do not fit. Outputs of one length for
+  all (`pad_packed_sequence` has `total_length`) cost less.
 - **Memory bound**: whether `microbatch` works. It cannot where rows influence each other.
 """
 

@@ -212,6 +212,17 @@ class TinyLanguageModel(nn.Module):
         return self.head(torch.tanh(self.middle(self.embedding(x)))).transpose(1, 2)
 
 
+class Siamese(nn.Module):
+    """Two sequences through one embedding, the words along axis 0 as in the inputs of torch's recurrent layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.out = nn.Embedding(5, 4, padding_idx=1), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.embedding(x.t()).sum(0)) * self.embedding(y.t()).mean(0))
+
+
 class Noise(nn.Module):
     """Additive Gaussian noise in training."""
 
@@ -468,6 +479,8 @@ CASES = [
     Case("Embedding, padding_idx", "attention", lambda: TinyLanguageModel(tied=False, padding_idx=0), pair(tokens(5, 4), classes(5, 4)), CE),
     Case("Embedding, sparse gradients", "attention", lambda: TinyLanguageModel(tied=False, sparse=True),
          pair(tokens(5, 4), classes(5, 4)), CE),
+    Case("Embedding used twice, time first, T = rows", "attention", Siamese,
+         pair(lambda: (tokens(5, ROWS)(), tokens(5, 3)()), classes()), CE),
     Case("Embedding tied to the output", "attention", lambda: TinyLanguageModel(tied=True), pair(tokens(5, 4), classes(5, 4)), CE,
          layers=False),
 ]  # fmt: skip

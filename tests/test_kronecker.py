@@ -143,6 +143,40 @@ NETWORKS = {
         lambda: (torch.randn(ROWS, 2, 5, dtype=torch.float64), torch.randint(3, (ROWS,))),
         ["0", "3"],
     ),
+    "convolution, padding same, even kernel": (
+        lambda: nn.Sequential(nn.Conv2d(2, 3, (4, 3), padding="same"), nn.Tanh(), nn.Flatten(), nn.Linear(75, 3)),
+        images,
+        ["0", "3"],
+    ),
+    "convolution, padding valid": (
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 3, stride=2, padding="valid"), nn.Flatten(), nn.Linear(12, 3)),
+        images,
+        ["0", "2"],
+    ),
+    "convolution, padding by reflection": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 2, (2, 3), (2, 1), (1, 2), (1, 2), padding_mode="reflect"), nn.Flatten(), nn.Linear(30, 3)
+        ),
+        images,
+        ["0", "2"],
+    ),
+    "convolution, padding same by repetition": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 2, 2, padding="same", padding_mode="replicate"), nn.Flatten(), nn.Linear(50, 3)
+        ),
+        images,
+        ["0", "2"],
+    ),
+    "sequence convolution, circular": (
+        lambda: nn.Sequential(nn.Conv1d(2, 3, 3, padding=2, padding_mode="circular"), nn.Flatten(), nn.Linear(21, 3)),
+        lambda: (torch.randn(ROWS, 2, 5, dtype=torch.float64), torch.randint(3, (ROWS,))),
+        ["0", "2"],
+    ),
+    "sequence convolution, padding same, dilated": (
+        lambda: nn.Sequential(nn.Conv1d(2, 3, 2, padding="same", dilation=3), nn.Flatten(), nn.Linear(15, 3)),
+        lambda: (torch.randn(ROWS, 2, 5, dtype=torch.float64), torch.randint(3, (ROWS,))),
+        ["0", "2"],
+    ),
     "linear layer on sequences": (
         lambda: nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(15, 3)),
         lambda: (torch.randn(ROWS, 5, 2, dtype=torch.float64), torch.randint(3, (ROWS,))),
@@ -212,6 +246,8 @@ WITHOUT_FACTORS = {
     "Conv2d, groups": {"0.weight"},
     "Conv3d": {"0.weight"},
     "ConvTranspose2d": {"0.weight"},
+    "ConvTranspose1d": {"0.weight"},
+    "MultiheadAttention, LayerNorm": {"attention.in_proj_weight", "attention.out_proj.weight"},
     "cell written by hand": {"into.weight", "over.weight"},
 }
 """Weights of two or more dimensions in linear and convolution layers that must not have factors."""
@@ -283,6 +319,29 @@ def test_parameters_outside_of_layers_have_a_jacobi_diagonal():
     assert setting.covered() == {"0.weight", "3.weight"}
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_an_embedding_has_a_jacobi_diagonal_of_its_cases(axis):
+    """Σ_j (J_j'u_j)², whichever axis of the words the cases lie along."""
+
+    class Words(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.out = nn.Embedding(5, 4, padding_idx=2), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.out(self.embedding(x if axis == 0 else x.t()).tanh().mean(1 - axis))
+
+    model, words = double(Words()), torch.randint(5, (ROWS, 7))
+    setting = Setting(model, words, labelled()[1])
+    z = model(words)
+    u = setting.loss.expand(z.detach(), setting.batch.targets).hessian_root(setting.objective._signs)[0]
+    by_case = [
+        torch.autograd.grad(row, model.embedding.weight, retain_graph=True)[0].square() for row in (u * z).sum(1)
+    ]
+    assert_close(setting.state[model.embedding.weight]["diagonal"], sum(by_case))
+    assert setting.covered() == {"out.weight"}
+
+
 def test_a_layer_of_another_kind_of_input_or_size_has_a_diagonal(monkeypatch):
     monkeypatch.setattr("shf.kronecker._LARGEST", 5)
     network = Network(model := mlp(), list(model.parameters()))
@@ -334,23 +393,71 @@ def elementwise(z, t):
     return z[0].exp().mean() + 3 * (z[1] - 1).square().sum(1).mean()
 
 
-@pytest.mark.parametrize("loss", [coupled, elementwise])
-def test_roots_over_several_outputs(loss):
-    """S S' = L'', S being read off column by column, since a sample is linear in its signs."""
-    torch.manual_seed(0)
-    z, t = [torch.randn(4, 3, dtype=torch.float64), torch.randn(4, 2, dtype=torch.float64)], torch.arange(4) % 3
-    expansion, size = Loss(loss).expand(z, t), 4 * 5
+def apart(z, t):
+    """A cross-entropy beside a sum over elements that is far larger."""
+    return F.cross_entropy(z[0], t) + 1e10 * z[1].exp().mean()
+
+
+def apart_and_dense(z, t):
+    """A cross-entropy beside a function of all entries of a row."""
+    return F.cross_entropy(z[0], t) + z[1].logsumexp(1).mean() + z[1].sum(1).square().mean()
+
+
+def apart_and_flat(z, t):
+    """No curvature in the second output."""
+    return F.cross_entropy(z[0], t) + z[1].mean()
+
+
+def read_off(loss, z, t):
+    """S and L'' as dense matrices over all outputs: S column by column, since a sample is linear in its signs."""
+    expansion, sizes = Loss(loss).expand(z, t), [u.numel() for u in z]
     columns = []
-    for k in range(size):
-        pieces = torch.eye(size, dtype=torch.float64)[k].split([12, 8])
+    for e in torch.eye(sum(sizes), dtype=torch.float64):
+        pieces = e.split(sizes)
         sample = expansion.hessian_root(lambda like, number, draw, pieces=pieces: pieces[number].view_as(like))
         columns.append(torch.cat([u.reshape(-1) for u in sample]))
-    S = torch.stack(columns, 1)
 
     def flat(x):
-        return loss([x[:12].view(4, 3), x[12:].view(4, 2)], t)
+        return loss([part.view_as(u) for part, u in zip(x.split(sizes), z, strict=True)], t)
 
-    assert_close(S @ S.t(), torch.autograd.functional.hessian(flat, torch.cat([u.reshape(-1) for u in z])), 1e-10)
+    return torch.stack(columns, 1), torch.autograd.functional.hessian(flat, torch.cat([u.reshape(-1) for u in z]))
+
+
+@pytest.mark.parametrize("loss", [coupled, elementwise, apart, apart_and_dense, apart_and_flat])
+def test_roots_over_several_outputs(loss):
+    """S S' = L''. Fails for `apart` if all outputs are called diagonal because the largest of them is."""
+    torch.manual_seed(0)
+    z, t = [torch.randn(4, 3, dtype=torch.float64), torch.randn(4, 2, dtype=torch.float64)], torch.arange(4) % 3
+    S, H = read_off(loss, z, t)
+    assert_close(S @ S.t(), H, 1e-10)
+    assert_close((S @ S.t())[:12, :12], H[:12, :12], 1e-10)
+
+
+def test_heads_that_have_nothing_in_common_need_no_dense_blocks(monkeypatch):
+    """Cross-entropies along different axes, a squared error and a number of the whole batch that counts as it is."""
+    monkeypatch.setattr("shf.losses._DENSE_OUTPUTS", 0)
+
+    def loss(z, t):
+        words = F.cross_entropy(z[0].transpose(1, 2), t[0]) + 2 * F.cross_entropy(z[1], t[1])
+        return words + (z[2] - 1).square().sum() + z[3]
+
+    torch.manual_seed(0)
+    z = [torch.randn(shape, dtype=torch.float64) for shape in ((3, 2, 4), (3, 4, 2), (3, 2), ())]
+    S, H = read_off(loss, z, [torch.randint(4, (3, 2)) for _ in range(2)])
+    assert_close(S @ S.t(), H, 1e-10)
+
+
+def test_a_loss_on_one_of_several_outputs_has_the_root_of_that_output_alone():
+    """Bit by bit: of what the loss does not look at nothing is asked."""
+    z, t = torch.randn(4, 3), torch.arange(4) % 3
+    alone = Loss(lambda z, t: 2 * F.cross_entropy(z, t)).expand(z, t)
+    beside = Loss(lambda z, t: 2 * F.cross_entropy(z[0], t)).expand([z, torch.randn(4, 2)], t)
+
+    def ones(like, number, draw):
+        return torch.ones_like(like)
+
+    assert torch.equal(alone.hessian_root(ones)[0], beside.hessian_root(ones)[0])
+    assert not beside.hessian_root(ones)[1].any()
 
 
 def test_signs_of_two_outputs_are_not_the_same():

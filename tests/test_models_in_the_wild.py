@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -18,6 +19,11 @@ from torch.utils.data import (
 
 import shf
 from helpers import FEATURES, assert_close, identical, labelled, mlp, snapshot, theta
+from shf.batching import Batch
+from shf.layout import find_layout
+from shf.losses import Loss
+from shf.network import Network
+from shf.objective import Objective, Settings
 
 CE = nn.CrossEntropyLoss()
 
@@ -313,3 +319,64 @@ def test_hf_refuses_random_augmentation():
 
     with pytest.raises(ValueError, match="shuffles or draws"):
         shf.HF(mlp(), CE).step(DataLoader(Augmented(*labelled()), batch_size=8), labelled())
+
+
+class PaddedToTheLongest(nn.Module):
+    """A recurrent network whose outputs have as many steps as the longest of the rows that it is run on."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.out = nn.GRU(2, 3, batch_first=True), nn.Linear(3, 2)
+
+    def forward(self, x, lengths):
+        h, _ = self.rnn(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))
+        return self.out(pad_packed_sequence(h, batch_first=True)[0])
+
+
+def of_unequal_length(longest):
+    """Forty rows of up to 4 steps, but for some of 6."""
+    torch.manual_seed(0)
+    lengths = torch.arange(40) % 3 + 2
+    lengths[longest] = 6
+    return (torch.randn(40, 6, 2, dtype=torch.float64), lengths), torch.randn(40, 6, 2, dtype=torch.float64)
+
+
+def squared(z, t):
+    return (z - t).square().mean()
+
+
+@pytest.mark.parametrize(("longest", "microbatch"), [([33], None), ([5, 25], 20)])
+def test_squares_of_outputs_that_are_padded_to_the_longest_row(longest, microbatch):
+    """Fails if few rows are taken to have the outputs that they have in the batch. Padding counts in this loss."""
+    inputs, targets = of_unequal_length(longest)
+    model = PaddedToTheLongest().double()
+    network, batch = Network(model, list(model.parameters())), Batch.of(inputs, targets)
+    settings = Settings(microbatch=microbatch)
+    found = Objective(network, Loss(squared), batch, find_layout(network, batch, 3), settings=settings).data_terms()[2]
+    z = model(*inputs)
+    (u,) = torch.autograd.grad(squared(z, targets), z, retain_graph=True)
+    expected = torch.zeros_like(found)
+    for row in (u * z).sum((1, 2)):
+        gradient = torch.autograd.grad(row, list(model.parameters()), retain_graph=True)
+        expected += torch.cat([g.reshape(-1) for g in gradient]).square()
+    assert_close(found, 40 * expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"preconditioner": "jacobi"}, shf.presets.fast])
+def test_outputs_that_are_padded_to_the_longest_row(options):
+    info = shf.SHF(PaddedToTheLongest().double(), squared, **options).step(*of_unequal_length([33]))
+    assert info.accepted
+    assert info.loss_after < info.loss_before
+
+
+def test_a_curvature_batch_without_the_longest_row_is_refused_where_targets_do_not_fit():
+    """The loss may bring them to one length itself."""
+    inputs, targets = of_unequal_length([33])
+    optimizer = shf.SHF(PaddedToTheLongest().double(), squared, curvature_batch=10)
+    with pytest.raises(ValueError, match=r"curvature_batch: .*\(10, 4, 2\), \(40, 6, 2\).*total_length"):
+        optimizer.step(inputs, targets)
+
+    def fitted(z, t):
+        return (z - t[:, : z.shape[1]]).square().sum((1, 2)).mean()
+
+    assert shf.SHF(PaddedToTheLongest().double(), fitted, curvature_batch=10).step(inputs, targets).accepted

@@ -66,7 +66,7 @@ def find_blocks(network: Network) -> list[Block]:
 
 def _fits(module: nn.Module) -> bool:
     if isinstance(module, nn.Conv1d | nn.Conv2d):
-        return module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
+        return module.groups == 1
     return isinstance(module, nn.Linear)
 
 

@@ -107,19 +107,28 @@ def _positions(block: Block, a: Tensor, g: Tensor) -> Use:
 def _patches(module: nn.Conv1d | nn.Conv2d, a: Tensor) -> Tensor:
     """What each position of a convolution sees, (rows, positions, channels · kernel): a sequence is an image of height 1."""
 
-    def pair(values: Sequence[int | str], one: int) -> tuple[int, int]:
-        numbers = [int(v) for v in values]
-        return (one, numbers[0]) if len(numbers) == 1 else (numbers[0], numbers[1])
+    def pair(values: Sequence[int], one: int) -> tuple[int, int]:
+        return (one, values[0]) if len(values) == 1 else (values[0], values[1])
 
-    image = a.unsqueeze(2) if isinstance(module, nn.Conv1d) else a
+    a, padding = _padded(module, a)
     unfolded = F.unfold(
-        image,
+        a.unsqueeze(2) if isinstance(module, nn.Conv1d) else a,
         pair(module.kernel_size, 1),
         dilation=pair(module.dilation, 1),
-        padding=pair(list(module.padding), 0),
+        padding=pair(padding, 0),
         stride=pair(module.stride, 1),
     )
     return unfolded.transpose(1, 2)
+
+
+def _padded(module: nn.Conv1d | nn.Conv2d, a: Tensor) -> tuple[Tensor, Sequence[int]]:
+    """A convolution's input, and how many zeros still go on both ends of each axis; padding of another kind, or of two ends
+    that differ, is added here as the layer itself does it."""
+    if module.padding_mode == "zeros" and not isinstance(module.padding, str):
+        return a, module.padding
+    ends = module._reversed_padding_repeated_twice
+    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+    return F.pad(a, ends, mode=mode), (0,) * len(module.kernel_size)
 
 
 def _sums(block: Block, a: Tensor, g: Tensor | None, like: Tensor) -> Sums:

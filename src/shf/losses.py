@@ -169,16 +169,7 @@ class LossExpansion:
             p, scale = softmax
             weighted = p.sqrt() * signs(p, 0, 0)
             return [scale.sqrt() * (weighted - p * weighted.sum(1, keepdim=True))]
-        if (diagonals := self._seen_diagonal()) is not None:
-            return self._sampled(
-                {i: diagonals[i].clamp_min(0).sqrt() * signs(diagonals[i], i, k) for k, i in enumerate(self._used)}
-            )
-        if (seen := self._seen_softmax()) is not None:
-            p, scale, axis = seen
-            weighted = p.sqrt() * signs(p, self._used[0], 0)
-            root = scale.sqrt() * (weighted - p * weighted.sum(axis, keepdim=True))
-            return self._sampled({self._used[0]: root})
-        return self._dense_root(signs)
+        return self._sampled({i: u for group in self._groups() for i, u in self._group_root(group, signs).items()})
 
     def is_flat(self) -> bool:
         """Whether L'' is zero here while ∂L/∂z is not; no loss with a closed form is, however saturated."""
@@ -256,23 +247,48 @@ class LossExpansion:
         scale = weights * factor if elementary.reduction == "sum" else weights / total
         return z.detach().softmax(1), scale.unsqueeze(1)
 
-    def _seen_diagonal(self) -> list[Tensor] | None:
-        """diag L'' where L'' proves to be diagonal, L''u = (L''·1) ∘ u for a random u: so it is for every loss that is a
-        sum over elements, on however many outputs."""
-        u = self._probe(0)
-        diagonal, found = self._product([torch.ones_like(z) for z in self._leaves]), self._checked(u)
-        off = sum((h - d * v).square().sum().item() for h, d, v in zip(found, diagonal, u, strict=True))
-        size = sum(h.square().sum().item() for h in found)
-        return diagonal if size > 0 and off <= torch.finfo(u[0].dtype).eps * size else None
+    def _groups(self) -> list[list[int]]:
+        """The outputs in which L has curvature: each by itself where L'' proves to have no blocks between them, L''u = 0
+        elsewhere for a random u in one; otherwise all that L depends on together."""
+        if len(self._used) == 1:
+            return [self._used]
+        curved = []
+        for i in self._used:
+            found = self._checked(self._probe(0, [i]))
+            sizes = [h.square().sum().item() for h in found]
+            if sum(sizes[:i] + sizes[i + 1 :]) > torch.finfo(found[i].dtype).eps * sizes[i]:
+                return [self._used]
+            curved += [[i]] if bool(found[i].any()) else []
+        return curved
 
-    def _seen_softmax(self) -> tuple[Tensor, Tensor, int] | None:
+    def _group_root(self, group: Sequence[int], signs: Signs) -> dict[int, Tensor]:
+        """The sample of outputs that L'' does not couple with others."""
+        if (diagonals := self._seen_diagonal(group)) is not None:
+            return {i: d.clamp_min(0).sqrt() * signs(d, i, self._used.index(i)) for i, d in diagonals.items()}
+        if (seen := self._seen_softmax(group)) is not None:
+            p, scale, axis = seen
+            weighted = p.sqrt() * signs(p, group[0], self._used.index(group[0]))
+            return {group[0]: scale.sqrt() * (weighted - p * weighted.sum(axis, keepdim=True))}
+        return self._dense_root(group, signs)
+
+    def _seen_diagonal(self, group: Sequence[int]) -> dict[int, Tensor] | None:
+        """diag L'' of some outputs where it proves to be diagonal, L''u = (L''·1) ∘ u for a random u: so it is for every
+        loss that is a sum over elements, on however many outputs."""
+        u = self._probe(0, group)
+        ones = self._within(group, [torch.ones_like(z) for z in self._leaves])
+        diagonal, found = self._product(ones), self._checked(u)
+        off = sum((found[i] - diagonal[i] * u[i]).square().sum().item() for i in group)
+        size = sum(found[i].square().sum().item() for i in group)
+        return {i: diagonal[i] for i in group} if size > 0 and off <= torch.finfo(u[0].dtype).eps * size else None
+
+    def _seen_softmax(self, group: Sequence[int]) -> tuple[Tensor, Tensor, int] | None:
         """(p, s, axis) where L'' proves to be s (diag p - pp') along the second or the last axis of one output, for two
         random u: so it is for every weighted sum of cross-entropies, however it is written."""
-        if len(self._used) != 1 or self._leaves[self._used[0]].ndim < 2:
+        if len(group) != 1 or self._leaves[group[0]].ndim < 2:
             return None
-        (i,) = self._used
+        (i,) = group
         z = self._leaves[i].detach()
-        eps, probes = torch.finfo(z.dtype).eps, [self._probe(k) for k in (0, 1)]
+        eps, probes = torch.finfo(z.dtype).eps, [self._probe(k, group) for k in (0, 1)]
         found = [self._checked(u)[i] for u in probes]
         for axis in dict.fromkeys((1, z.ndim - 1)):
             p = z.softmax(axis)
@@ -288,14 +304,19 @@ class LossExpansion:
                 return p, scale, axis
         return None
 
-    def _probe(self, seed: int) -> list[Tensor]:
-        """A u without structure."""
+    def _probe(self, seed: int, group: Sequence[int]) -> list[Tensor]:
+        """A u without structure within some outputs."""
         source = torch.Generator().manual_seed(seed)
-        return [torch.randn(z.shape, generator=source).to(z) for z in self._leaves]
+        return self._within(group, [torch.randn(z.shape, generator=source).to(z) for z in self._leaves])
 
-    def _dense_root(self, signs: Signs) -> list[Tensor]:
-        """Root of L'' case by case through its dense blocks, all outputs together; for losses that do not mix rows."""
-        used = {i: self._leaves[i] for i in self._used}
+    def _within(self, group: Sequence[int], u: Cotangents) -> list[Tensor]:
+        """u, with zeros for the outputs that L depends on beside some."""
+        beside = set(self._used) - set(group)
+        return [torch.zeros_like(v) if i in beside else v for i, v in enumerate(u)]
+
+    def _dense_root(self, group: Sequence[int], signs: Signs) -> dict[int, Tensor]:
+        """Root of L'' case by case through its dense blocks, of some outputs together; for losses that do not mix rows."""
+        used = {i: self._leaves[i] for i in group}
         rows = {len(z) if z.ndim else 0 for z in used.values()}
         sizes = {i: z[0].numel() if len(rows) == 1 and 0 not in rows else math.inf for i, z in used.items()}
         if sum(sizes.values()) > _DENSE_OUTPUTS:
@@ -314,9 +335,9 @@ class LossExpansion:
                 columns.append(torch.cat([found[j].reshape(len(z), -1) for j in used], 1))
         values, vectors = torch.linalg.eigh(torch.stack(columns, 2))
         root = vectors * values.clamp_min(0).sqrt().unsqueeze(1)
-        xi = torch.cat([signs(z, i, k).reshape(len(z), -1) for k, (i, z) in enumerate(used.items())], 1)
+        xi = torch.cat([signs(z, i, self._used.index(i)).reshape(len(z), -1) for i, z in used.items()], 1)
         parts = (root @ xi.unsqueeze(2)).squeeze(2).split([int(n) for n in sizes.values()], 1)
-        return self._sampled(dict(zip(used, parts, strict=True)))
+        return dict(zip(used, parts, strict=True))
 
     def _sampled(self, parts: dict[int, Tensor]) -> list[Tensor]:
         """A cotangent from those of the outputs that L depends on, with zeros for the others."""

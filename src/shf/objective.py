@@ -24,7 +24,7 @@ from shf.interruption import poll
 from shf.jacobian import Jacobian
 from shf.kronecker import Block
 from shf.layerfactors import Sums, explained_gradient, layer_sums, sampled_diagonal
-from shf.layout import Layout, batch_statistics
+from shf.layout import REFUSALS, Layout, batch_statistics
 from shf.losses import Loss, LossExpansion, Reduction
 from shf.network import Network
 from shf.noise import half_difference
@@ -33,7 +33,7 @@ from shf.points import Points
 from shf.preconditioner import Preconditioner, gradient_and_diagonal, random_signs
 from shf.randomness import Draws, mix
 from shf.ranks import ALONE, Ranks, Share
-from shf.rows import RowAxis, even_chunks, join_outputs
+from shf.rows import RowAxis, even_chunks, join_outputs, unlike_shapes
 from shf.step import Curvature, Expansion
 from shf.terms import Terms, expand_terms, no_terms, own_decay, sum_terms
 from shf.tree import entries, leaves
@@ -132,6 +132,7 @@ class Objective:
         own = None if share.everything else share.numbers
         self._draws = Draws(mix(seed, 0), share.total, known, minor=_minor(layout), own=own)
         self._drawless = False  # known after the first pass
+        self._shapes: list[Sequence[int]] = []  # of the outputs of the gradient pass
         self._renewal = renewal
         self._for_factors: tuple[Jacobian, LossExpansion] | None = None
         self._for_products: tuple[Jacobian, LossExpansion] | None = None
@@ -238,6 +239,7 @@ class Objective:
         self._drawless = not self._draws.drawn
         L = self._loss.expand(J.outputs, self._batch.targets)
         self.outputs, value = sum(u.numel() for u in L.gradient), L.value.item()
+        self._shapes = [u.shape for u in L.gradient]
         if not math.isfinite(value):
             raise NonFiniteError(
                 f"loss {self._loss.name} is {value} at the present parameters, before the step{self._suspects()}"
@@ -292,7 +294,18 @@ class Objective:
                 f"{self._layout.obstacle}; use curvature_batch=None"
             )
         J = self._make_jacobian(rows, record=False, steady=True)
-        return J, self._loss.expand(J.outputs, self._batch.take_targets(rows))
+        return J, self._expand_some(J, rows)
+
+    def _expand_some(self, J: Jacobian, rows: Tensor | None) -> LossExpansion:
+        """L on some rows; where it cannot be had because outputs are padded to another length there, that is said."""
+        try:
+            return self._loss.expand(J.outputs, self._batch.take_targets(rows))
+        except REFUSALS as error:
+            outputs = [z for z in leaves(J.outputs) if z.is_floating_point()]
+            for i, (z, shape) in enumerate(zip(outputs, self._shapes, strict=False)):
+                if (axis := self._axis(i)) is not None and axis.resized(z.shape, 0) != axis.resized(shape, 0):
+                    raise unlike_shapes("curvature_batch", [z.shape, shape], "some rows and on all") from error
+            raise
 
     def _own_value(self, values: Sequence[Tensor]) -> float:
         if self._batch.rows == 0:
@@ -305,12 +318,16 @@ class Objective:
 
     def _signs(self, output: Tensor, number: int, draw: int) -> Tensor:
         """Independent ±1: drawn for the whole batch's output, of which this is this process's rows."""
-        axes, seed = self._layout.outputs, mix(self._seed, 1) + draw
-        axis = axes[number] if number < len(axes) else RowAxis(0)
+        seed, axis = mix(self._seed, 1) + draw, self._axis(number)
         if axis is None or self._share.everything:
             return random_signs(output, seed)
         whole = random_signs(output.new_empty(axis.resized(output.shape, self._share.total)), seed)
         return axis.take(whole, self._share.numbers)
+
+    def _axis(self, number: int) -> RowAxis | None:
+        """Where the rows lie in the output with this number; along axis 0 where the layout says nothing."""
+        axes = self._layout.outputs
+        return axes[number] if number < len(axes) else RowAxis(0)
 
     def _outputs(self, values: Sequence[Tensor], rows: Tensor | None) -> Any:
         inputs = self._batch.take_inputs(rows)

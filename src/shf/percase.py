@@ -4,9 +4,10 @@ Case j's gradient is J'(E_j u): the cotangent u with all rows but j's set to zer
 where a layer is used more than once: the square of the sum over uses, not the sum of squares.
 
 A linear layer that is used once has J_j'u_j = g_j a_j' with its input a and output gradient g, so that the sum of squares
-is (g²)'(a²): one matrix product. Other layers that keep cases apart get their own small per-case pullback, all cases at
-once. What is left (recurrent layers, tied weights, batch statistics, parameters used outside of their module) takes the
-exact fallback: a batched backward pass over the cotangents of several cases.
+is (g²)'(a²): one matrix product. An embedding's per-case gradients are zero but for the rows that the case looks up, and
+only these are made. Other layers that keep cases apart get their own small per-case pullback, all cases at once. What is
+left (recurrent layers, tied weights, batch statistics, parameters used outside of their module) takes the exact fallback: a
+batched backward pass over the cotangents of several cases.
 """
 
 import math
@@ -192,6 +193,8 @@ def _layer_squares(module: nn.Module, values: dict[str, Tensor], uses: list[Use]
         return {}
     if isinstance(module, nn.Linear):
         return _summed(values, uses, _linear_per_case)
+    if type(module).forward is nn.Embedding.forward and values.keys() == {"weight"}:
+        return _embedding(uses, values["weight"], module.padding_idx)  # type: ignore[arg-type]
     return _summed(values, uses, lambda some: _pullback_per_case(module, values, some))
 
 
@@ -239,6 +242,25 @@ def _linear_per_case(uses: Sequence[Use]) -> dict[str, Tensor]:
         torch.cat([t.flatten(1, -2) if t.ndim > 2 else t[:, None] for t in ts], 1) for ts in zip(*uses, strict=True)
     )
     return {"weight": g.transpose(1, 2) @ a, "bias": g.sum(1)}
+
+
+def _embedding(uses: Sequence[Use], weight: Tensor, padding: int | None) -> dict[str, Squares]:
+    """An embedding: the gradients of a case are summed for each of its words, over positions and uses, then squared; what
+    a case does not look up is never made. Words at `padding` have no gradient."""
+    if not uses:
+        return {}
+    words = torch.cat([use.a[:, None].flatten(1) for use in uses], 1)
+    g = torch.cat([use.g[:, None].flatten(1, -2) for use in uses], 1)
+    if padding is not None:
+        g = g.masked_fill((words == padding % len(weight)).unsqueeze(-1), 0.0)
+    case = torch.arange(len(words), device=words.device).unsqueeze(1)
+    pairs, place = (case * len(weight) + words).reshape(-1).unique(return_inverse=True)
+    per_case = g.new_zeros(len(pairs), g.shape[-1]).index_add_(0, place, g.reshape(-1, g.shape[-1]))
+
+    def summed(of_pairs: Tensor) -> Tensor:
+        return torch.zeros_like(weight).index_add_(0, pairs % len(weight), of_pairs)
+
+    return {"weight": Squares(summed(per_case.square()), _equals(summed(per_case), summed(per_case.abs())))}
 
 
 def _pullback_per_case(module: nn.Module, values: dict[str, Tensor], uses: Sequence[Use]) -> dict[str, Tensor]:
@@ -303,30 +325,55 @@ def _case_by_case(
     jacobian: Jacobian, cotangents: Sequence[Tensor], wanted: list[int], *, separable: bool
 ) -> dict[int, Tensor]:
     """The exact fallback: backward passes of several cases' cotangents at once, through the graph of these cases, or
-    of the whole batch where cases influence each other."""
+    of the whole batch where cases influence each other, if only by the length that outputs are padded to."""
     parameters = [jacobian.network.parameters[i] for i in wanted]
     size = max(1, min(_CASES_AT_ONCE, _CHUNK_NUMBERS // max(1, sum(p.numel() for p in parameters))))
-    squares = {i: torch.zeros_like(p) for i, p in zip(wanted, parameters, strict=True)}
+    found = _through_own_graphs(jacobian, cotangents, wanted, size) if separable else None
+    return _through_whole_graphs(jacobian, cotangents, wanted, size) if found is None else found
+
+
+def _through_own_graphs(
+    jacobian: Jacobian, cotangents: Sequence[Tensor], wanted: list[int], size: int
+) -> dict[int, Tensor] | None:
+    """Σ_j (J_j'u_j)² from graphs of at most `size` cases; None where outputs have another shape there than in the batch."""
+    squares = _zeros(jacobian, wanted)
     for rows in even_chunks(jacobian.rows, size):
-        local = jacobian.restricted(rows) if separable else jacobian
-        own = torch.arange(len(rows)) if separable else rows
-        part = jacobian.cotangents_of(cotangents, rows) if separable else cotangents
-        for _, graph, u in local.graphs_with(part):
-            for i, g in zip(wanted, _pull_cases(local, graph, u, own, wanted), strict=True):
-                if g is not None:
-                    squares[i] += g.square().sum(0)
+        local, part = jacobian.restricted(rows), jacobian.cotangents_of(cotangents, rows)
+        for chunk, graph, u in local.graphs_with(part):
+            if any(z.shape != v.shape for z, v in zip(graph.outputs, u, strict=True)):
+                return None
+            _add_squares_(squares, _pull_cases(local, graph, u, torch.arange(len(chunk)), len(chunk), wanted))
     return squares
 
 
+def _through_whole_graphs(
+    jacobian: Jacobian, cotangents: Sequence[Tensor], wanted: list[int], size: int
+) -> dict[int, Tensor]:
+    """Σ_j (J_j'u_j)² from the graphs that J itself has."""
+    squares = _zeros(jacobian, wanted)
+    for chunk, graph, u in jacobian.graphs_with(cotangents):
+        for rows in even_chunks(len(chunk), size):
+            _add_squares_(squares, _pull_cases(jacobian, graph, u, rows, len(chunk), wanted))
+    return squares
+
+
+def _zeros(jacobian: Jacobian, wanted: list[int]) -> dict[int, Tensor]:
+    return {i: torch.zeros_like(jacobian.network.parameters[i]) for i in wanted}
+
+
+def _add_squares_(squares: dict[int, Tensor], gradients: Sequence[Tensor | None]) -> None:
+    for square, g in zip(squares.values(), gradients, strict=True):
+        if g is not None:
+            square += g.square().sum(0)
+
+
 def _pull_cases(
-    jacobian: Jacobian, graph: Graph, cotangents: Sequence[Tensor], rows: Tensor, wanted: list[int]
+    jacobian: Jacobian, graph: Graph, cotangents: Sequence[Tensor], rows: Tensor, count: int, wanted: list[int]
 ) -> Sequence[Tensor | None]:
-    """Gradients of the given cases, stacked in front."""
+    """Gradients of the given ones of a graph's `count` cases, stacked in front."""
     by = [graph.theta[i] for i in wanted]
     masked = [
-        u.expand(len(rows), *u.shape)
-        if jacobian.is_idle(i, u)
-        else _one_row_each(u, jacobian.axis(i), rows, jacobian.rows)
+        u.expand(len(rows), *u.shape) if jacobian.is_idle(i, u) else _one_row_each(u, jacobian.axis(i), rows, count)
         for i, u in enumerate(cotangents)
     ]
     try:

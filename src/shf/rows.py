@@ -95,14 +95,18 @@ def join_outputs(parts: Sequence[Any], axes: Sequence[RowAxis | None]) -> Any:
     for column in zip(*(leaves(part) for part in parts), strict=True):
         axis = next(places) if column[0].is_floating_point() else _axis_of_others(column[0])
         if axis is not None and len({tuple(axis.resized(z.shape, 0)) for z in column}) > 1:
-            raise ValueError(
-                f"microbatch: an output has the shapes {[tuple(z.shape) for z in column]} on chunks of the rows, which do "
-                "not fit together; pad it to one length for all (pad_packed_sequence has total_length), or use "
-                "microbatch=None"
-            )
+            raise unlike_shapes("microbatch", [tuple(z.shape) for z in column], "chunks of the rows")
         joined.append(column[0] if axis is None else axis.cat(column))
     tensors = iter(joined)
     return map_leaves(lambda _: next(tensors), parts[0])
+
+
+def unlike_shapes(option: str, shapes: Sequence[Sequence[int]], where: str) -> ValueError:
+    """The error of an output that is padded to another length on other rows."""
+    return ValueError(
+        f"{option}: an output has the shapes {[tuple(shape) for shape in shapes]} on {where}, which do not fit together; "
+        f"pad it to one length for all (pad_packed_sequence has total_length), or use {option}=None"
+    )
 
 
 def _axis_of_others(tensor: Tensor) -> RowAxis | None:
