@@ -133,7 +133,7 @@ def test_an_embedding_makes_no_gradients_of_words_that_a_case_does_not_hold(monk
     def refused(*args, **kwargs):
         raise AssertionError
 
-    monkeypatch.setattr("shf.percase._pullback_per_case", refused)
+    monkeypatch.setattr("shf.layersquares._pullback_per_case", refused)
     monkeypatch.setattr("shf.percase._case_by_case", refused)
     kind, options = VARIANTS[name]
     words = torch.randint(5, (len(t), 4))

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from shf.jacobian import Graph, Jacobian
 from shf.kronecker import Block
-from shf.percase import CallAxes, Use, layer_squares, projections_agree, sole_owners
+from shf.layersquares import Use, projections_agree
+from shf.percase import CallAxes, layer_squares, sole_owners
 
 
 class Sums(NamedTuple):
