@@ -12,18 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from shf.awake import awakened
 from shf.batching import Batch
 from shf.derivatives import graph_nodes
 from shf.exhaustion import is_out_of_memory
-from shf.network import Network
+from shf.network import REFUSALS, Network
 from shf.percase import CallAxes
 from shf.randomness import Draws, mix
 from shf.recording import Calls
 from shf.rows import AmbiguousRowsError, RowAxis, infer_axis
 from shf.tree import leaves
 
-REFUSALS = (RuntimeError, ValueError, IndexError, TypeError, AssertionError, ZeroDivisionError)
-"""What models and losses raise that cannot do with a few rows."""
 _TWO = torch.tensor([0, 1])
 """The first two of the three rows that a model is run on."""
 _TWINS = (torch.tensor([0, 0]), torch.tensor([1, 1]))
@@ -78,7 +77,8 @@ def few_rows(batch: Batch, layout: Layout) -> Batch:
 @torch.no_grad()
 def find_layout(network: Network, batch: Batch, seed: int, *, known: bool = False) -> Layout:
     """Runs the model on rows (i, j, i), (i, j), (i, i) and (j, j), with the same frozen draws, and compares; on the whole
-    batch where it cannot be run on a few, unless that is `known` to be fine.
+    batch where it cannot be run on a few, unless that is `known` to be fine. Zeros among its parameters, which would hide
+    what it does later, are replaced for that.
 
     Raises:
         RuntimeError: if the model gives different outputs for the same inputs, parameters and draws, hides its parameters
@@ -87,7 +87,7 @@ def find_layout(network: Network, batch: Batch, seed: int, *, known: bool = Fals
     try:
         one, other = _two_different_rows(batch)
         three, two = batch.take(torch.tensor([one, other, one])), batch.take(torch.tensor([one, other]))
-        first = _attempt(network, three, two, seed, minor=False)
+        first = _attempt(awakened(network, three, seed), three, two, seed, minor=False)
     except AmbiguousRowsError as error:
         first, three = _refusal(f"{error}"), batch
     except REFUSALS as error:
@@ -96,13 +96,14 @@ def find_layout(network: Network, batch: Batch, seed: int, *, known: bool = Fals
         first, three = _refusal(f"it fails on two of its rows ({type(error).__name__}: {error})"), batch
     if first.obstacle is not None and known:
         return first
-    _refuse_other_randomness(network, three, seed)
+    awake = awakened(network, three, seed)
+    _refuse_other_randomness(awake, three, seed)
     refuse_blind_spots(network, three, seed)
     if first.obstacle is not None:
         return first
     if first.separable or not any(axis is not None and axis.fold > 1 for axis in first.draws):
         return first
-    second = _attempt(network, three, two, seed, minor=True)
+    second = _attempt(awake, three, two, seed, minor=True)
     if second.separable:
         return second
     return _refusal("a random draw of the model folds rows and other things into one axis, in unknown order")
@@ -172,7 +173,7 @@ def _refusal(obstacle: str) -> Layout:
 
 def _attempt(network: Network, three: Batch, two: Batch, seed: int, *, minor: bool) -> Layout:
     draws = Draws(seed, 3, minor=minor)
-    values = [p.detach() for p in network.parameters]
+    values = network.leaves()
     with Calls.recorded(network.model) as many, draws.over():
         whole = _floating(network(values, three.inputs))
     with Calls.recorded(network.model) as few, draws.over(_TWO):
@@ -201,7 +202,7 @@ def _alone(
     """Whether a row beside itself has the outputs that it has beside the other: what the two have in common in both (their
     maximum, say, or the longer one's padding) hides between (i, j, i) and (i, j). Other shapes say nothing here."""
     with draws.over(rows):
-        twins = _floating(network([p.detach() for p in network.parameters], three.take_inputs(rows)))
+        twins = _floating(network(network.leaves(), three.take_inputs(rows)))
     expected = [z if axis is None else axis.take(z, rows) for z, axis in zip(whole, axes, strict=True)]
     return all(z.shape != e.shape or _same(z, e) for z, e in zip(twins, expected, strict=True))
 
@@ -253,7 +254,7 @@ def _refuse_other_randomness(network: Network, batch: Batch, seed: int) -> None:
         handles = [m.register_forward_hook(hook) for m in network.model.modules()]
         try:
             with Draws(seed, batch.rows).over():
-                network([p.detach() for p in network.parameters], batch.inputs)
+                network(network.leaves(), batch.inputs)
         finally:
             for handle in handles:
                 handle.remove()
@@ -274,7 +275,7 @@ def _runs_agree(network: Network, batch: Batch, seed: int) -> bool:
     runs = []
     for _ in range(2):
         with Draws(seed, batch.rows).over():
-            runs.append(_floating(network([p.detach() for p in network.parameters], batch.inputs)))
+            runs.append(_floating(network(network.leaves(), batch.inputs)))
     return all(_same(a, b) for a, b in zip(*runs, strict=True))
 
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from shf.batching import Batch
 from shf.exhaustion import is_out_of_memory
-from shf.layout import REFUSALS, Layout, few_rows
+from shf.layout import Layout, few_rows
 from shf.losses import Loss, Reduction
-from shf.network import Network
+from shf.network import REFUSALS, Network
 from shf.randomness import Draws
 from shf.rows import take_outputs
 from shf.surroundings import warn

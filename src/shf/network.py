@@ -1,5 +1,6 @@
 """A module as a function of its parameters and buffers: nothing here writes to the module."""
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,6 +17,9 @@ from shf.flat import Shapes
 from shf.interruption import poll
 
 Forward = Callable[[nn.Module, Any], Any]
+
+REFUSALS = (RuntimeError, ValueError, IndexError, TypeError, AssertionError, ZeroDivisionError)
+"""What models and losses raise that cannot do with a few rows."""
 
 
 def call_model(model: nn.Module, inputs: Any) -> Any:
@@ -107,6 +111,8 @@ class Network:
             raise ValueError(f"parameters of shape {foreign} do not belong to the model")
         self.names = [names[id(p)][0].removeprefix(_PREFIX) for p in self.parameters]
         self._keys = [names[id(p)] for p in self.parameters]
+        self._all_keys = names
+        self._elsewhere: Mapping[nn.Parameter, Tensor] = {}  # values that stand for parameters', trained or not
         shared = _all_names(model.named_buffers(remove_duplicate=False))
         self._buffers = [(b, shared[id(b)]) for b in model.buffers()]
         self._bound = _Bound(model, forward)
@@ -120,9 +126,15 @@ class Network:
         with torch.no_grad():
             return self.shapes.flatten([p.detach() for p in self.parameters], self.parameters[0])
 
+    def at(self, values: Mapping[nn.Parameter, Tensor]) -> "Network":
+        """The same network with other values for some of the model's parameters, which may be frozen ones."""
+        other = copy.copy(self)
+        other._elsewhere = values
+        return other
+
     def leaves(self) -> list[Tensor]:
         """The parameters' values (not copied) as fresh leaves to differentiate by."""
-        return [p.detach().requires_grad_() for p in self.parameters]
+        return [self._elsewhere.get(p, p).detach().requires_grad_() for p in self.parameters]
 
     def buffers(self) -> dict[str, Tensor]:
         """A copy of the module's buffers, for a pass that may change them."""
@@ -132,7 +144,8 @@ class Network:
         """The model's outputs with θ = `values`. Changes of buffers go into `buffers` (by default: are dropped)."""
         poll()
         buffers = self.buffers() if buffers is None else buffers
-        replaced = {key: value for keys, value in zip(self._keys, values, strict=True) for key in keys}
+        replaced = {key: value for p, value in self._elsewhere.items() for key in self._all_keys[id(p)]}
+        replaced |= {key: value for keys, value in zip(self._keys, values, strict=True) for key in keys}
         replaced |= {key: buffers[keys[0]] for _, keys in self._buffers for key in keys}
         try:
             with plain_gradients(self.model):
