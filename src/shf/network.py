@@ -4,7 +4,7 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,9 @@ from torch.overrides import TorchFunctionMode
 
 from shf.flat import Shapes
 from shf.interruption import poll
+from shf.tree import parts
 
+Result = TypeVar("Result")
 Forward = Callable[[nn.Module, Any], Any]
 
 REFUSALS = (RuntimeError, ValueError, IndexError, TypeError, AssertionError, ZeroDivisionError)
@@ -55,6 +57,17 @@ class _Bound(nn.Module):
 
     def forward(self, inputs: Any) -> Any:
         return self._forward(self.model, inputs)
+
+
+class _Around(nn.Module):
+    """The model around something else that is run, so that functional_call can replace its parameters meanwhile."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, run: Callable[[], Result]) -> Result:
+        return run()
 
 
 _PLAIN = {"sparse": False, "scale_grad_by_freq": False}
@@ -116,6 +129,7 @@ class Network:
         shared = _all_names(model.named_buffers(remove_duplicate=False))
         self._buffers = [(b, shared[id(b)]) for b in model.buffers()]
         self._bound = _Bound(model, forward)
+        self._around = _Around(model)
 
     @property
     def device(self) -> torch.device:
@@ -144,9 +158,7 @@ class Network:
         """The model's outputs with θ = `values`. Changes of buffers go into `buffers` (by default: are dropped)."""
         poll()
         buffers = self.buffers() if buffers is None else buffers
-        replaced = {key: value for p, value in self._elsewhere.items() for key in self._all_keys[id(p)]}
-        replaced |= {key: value for keys, value in zip(self._keys, values, strict=True) for key in keys}
-        replaced |= {key: buffers[keys[0]] for _, keys in self._buffers for key in keys}
+        replaced = self._by_name(values, buffers)
         try:
             with plain_gradients(self.model):
                 outputs = functional_call(
@@ -161,6 +173,35 @@ class Network:
             ) from error
         buffers.update({key: replaced[key] for key in buffers})
         return outputs
+
+    def around(self, run: Callable[[], Result], values: Sequence[Tensor], before: Mapping[str, Tensor]) -> Result:
+        """Runs a backward pass, in which gradient checkpointing may run parts of the model again: they see θ and buffers as
+        in their first run, and leave the module's buffers alone.
+
+        Args:
+            run: the backward pass.
+            values: θ of the forward pass.
+            before: the buffers that it changed, as they were; without any, nothing needs to be replaced.
+        """
+        if not before and not self._elsewhere:
+            return run()
+        copies = {key: buffer.clone() for key, buffer in before.items()}
+        result: Result = functional_call(self._around, self._by_name(values, copies), (run,), tie_weights=False)
+        return result
+
+    def changed(self, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The module's own buffers, copied, of which a pass has left other values."""
+        return {
+            keys[0]: buffer.detach().clone()
+            for buffer, keys in self._buffers
+            if not _equal(buffer.detach(), buffers[keys[0]])
+        }
+
+    def _by_name(self, values: Sequence[Tensor], buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What stands for the model's parameters and for these of its buffers, under all of their names."""
+        replaced = {key: value for p, value in self._elsewhere.items() for key in self._all_keys[id(p)]}
+        replaced |= {key: value for keys, value in zip(self._keys, values, strict=True) for key in keys}
+        return replaced | {key: buffers[keys[0]] for _, keys in self._buffers if keys[0] in buffers for key in keys}
 
     def spoiled(self, buffers: Mapping[str, Tensor]) -> list[str]:
         """The names of buffers that would become not finite where they are finite now (running statistics, by overflow)."""
@@ -187,6 +228,11 @@ class Network:
         own = dict(self.model.named_buffers())
         for key, value in buffers.items():
             own[key.removeprefix(_PREFIX)].copy_(value)
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Bitwise, of sparse tensors too; NaN differs from itself."""
+    return a.layout == b.layout and a.shape == b.shape and all(map(torch.equal, parts(a), parts(b)))
 
 
 @contextmanager
