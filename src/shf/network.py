@@ -208,7 +208,8 @@ class Network:
         own, names = dict(self.model.named_buffers()), []
         for key, new in buffers.items():
             old = own[key.removeprefix(_PREFIX)]
-            if new.is_floating_point() and old.shape == new.shape and bool((new.isfinite() < old.isfinite()).any()):
+            alike = old.shape == new.shape and old.layout == new.layout == torch.strided
+            if alike and new.is_floating_point() and bool((new.isfinite() < old.isfinite()).any()):
                 names.append(key.removeprefix(_PREFIX))
         return names
 
@@ -224,10 +225,12 @@ class Network:
 
     @torch.no_grad()
     def assign_buffers_(self, buffers: Mapping[str, Tensor]) -> None:
-        """Writes buffers (as `buffers()` names them) into the module."""
+        """Writes those buffers (as `buffers()` names them) into the module that differ from its own: into expanded and some
+        sparse ones, which models do not change, torch cannot write."""
         own = dict(self.model.named_buffers())
         for key, value in buffers.items():
-            own[key.removeprefix(_PREFIX)].copy_(value)
+            if not _equal(buffer := own[key.removeprefix(_PREFIX)], value):
+                buffer.copy_(value)
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
