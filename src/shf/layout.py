@@ -109,6 +109,28 @@ def find_layout(network: Network, batch: Batch, seed: int, *, known: bool = Fals
     return _refusal("a random draw of the model folds rows and other things into one axis, in unknown order")
 
 
+@torch.no_grad()
+def draw_axes(network: Network, batch: Batch, layout: Layout, seed: int) -> Sequence[RowAxis | None]:
+    """Where the rows lie in the random draws of passes with this seed, which may be others than those of the layout's.
+
+    A number that is drawn for all rows at once may decide what is drawn after it: LayerDrop passes over layers with dropout.
+    """
+    if not any(axis is None for axis in layout.draws):
+        return layout.draws
+    one, other = _two_different_rows(batch)
+    draws, values = Draws(seed, 3, minor=has_minor_draws(layout)), network.leaves()
+    with draws.over():
+        network(values, batch.take_inputs(torch.tensor([one, other, one])))
+    with draws.over(_TWO):
+        network(values, batch.take_inputs(torch.tensor([one, other])))
+    return [draws.found.get(k) for k in range(len(draws.drawn))]
+
+
+def has_minor_draws(layout: Layout) -> bool:
+    """Whether folded axes of its draws have the rows last."""
+    return any(axis is not None and axis.minor for axis in layout.draws)
+
+
 class LayoutMemory:
     """The last layout that was found; the model is looked at again only when its mode, another plain attribute or the shape
     of its inputs changes.
