@@ -361,6 +361,31 @@ def test_batch_normalisation_uses_each_ranks_own_statistics():
         assert all(torch.allclose(buffers[name], expected[name], rtol=1e-12, atol=0) for name in expected)
 
 
+class Combined(Normalised):
+    """Features are combined by a sparse matrix, a buffer beside those of BatchNorm."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("combination", torch.eye(6, dtype=torch.float64).roll(1, 0).to_sparse())
+
+    def forward(self, inputs):
+        return super().forward(torch.sparse.mm(self.combination, inputs.T).T)
+
+
+def one_combined_step(rank, sizes):
+    torch.manual_seed(0)
+    model = Combined().double()
+    info = shf.SHF(model, CE, seed=SEED).step(*share(batch(), sizes, rank))
+    return theta(model), [info], model[1].running_mean.clone()
+
+
+def test_sparse_buffers_are_each_ranks_own():
+    found = worlds.run(2, one_combined_step, [25, 15])
+    assert_ranks_agree(found)
+    assert torch.equal(found[0][2], found[1][2])
+    assert found[0][2].any()
+
+
 # --- what is sent -------------------------------------------------------------------------------------------------------
 
 

@@ -51,6 +51,56 @@ def test_a_loss_that_scales_otherwise_is_refused(loss, reduction, words):
     assert identical(snapshot(optimizer), before)
 
 
+def unlabelled(rows, of=40):
+    inputs, targets = labelled(of)
+    targets[rows] = -1
+    return inputs, targets
+
+
+def summed_over_labelled(z, t):
+    return F.cross_entropy(z, t, reduction="sum", ignore_index=-1)
+
+
+def averaged_over_labelled(z, t):
+    return F.cross_entropy(z, t, ignore_index=-1)  # not a number where there are none
+
+
+@pytest.mark.parametrize("rows", [[0], [0, 1], slice(30), slice(39)], ids=["first", "two", "most", "all but one"])
+@pytest.mark.parametrize(
+    ("loss", "reduction", "right"),
+    [(summed_over_labelled, None, "sum"), (averaged_over_labelled, "sum", "mean")],
+)
+def test_so_is_one_where_the_first_rows_have_no_target(loss, reduction, right, rows):
+    """Fails if only the first row is tried: the loss is 0 there, which says nothing, and B is wrong in scale."""
+    optimizer = shf.SHF(mlp(), loss, reduction=reduction, curvature_batch=10, seed=0)
+    with pytest.raises(ValueError, match=f"give reduction='{right}'"):
+        optimizer.step(*unlabelled(rows))
+    assert shf.SHF(mlp(), loss, reduction=right, curvature_batch=10, seed=0).step(*unlabelled(rows)).loss_before > 0
+
+
+def test_a_batch_without_targets_is_not_the_last_word():
+    optimizer = shf.SHF(mlp(), summed_over_labelled, seed=0)
+    optimizer.step(*unlabelled(slice(None)))
+    with pytest.raises(ValueError, match="give reduction='sum'"):
+        optimizer.step(*labelled(40))
+
+
+def test_a_loss_that_is_zero_for_each_row_is_looked_at_once():
+    """It is about differences between rows: of one alone there is nothing to tell."""
+    calls = []
+
+    def spread(z, t):
+        calls.append(len(z))
+        return (z - z.mean(0)).square().sum()
+
+    optimizer = shf.SHF(mlp(), spread, seed=0)
+    optimizer.step(*BATCH)
+    assert min(calls) == 1
+    calls.clear()
+    optimizer.step(*BATCH)
+    assert set(calls) == {len(BATCH[0])}
+
+
 def test_a_partial_that_contradicts_is_refused():
     loss = functools.partial(F.cross_entropy, reduction="sum")
     with pytest.raises(ValueError, match="reduction='mean' contradicts the loss object's own reduction='sum'"):

@@ -9,10 +9,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import shf
+from helpers import CLASSES, FEATURES, assert_close, labelled, theta
 from shf.randomness import Draws, mix
 from shf.rows import AmbiguousRowsError, RowAxis, infer_axis
 
 ROWS = 6
+CE = nn.CrossEntropyLoss()
 
 
 class Forward(nn.Module):
@@ -203,3 +205,38 @@ def test_mix_tells_numbers_apart():
     seeds = {mix(*numbers) for numbers in [(1, 2), (2, 1), (12,), (1, 2, 0), (0, 1, 2)]}
     assert len(seeds) == 5
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+class LayerDrop(nn.Module):
+    """Layers with dropout, each passed over at random: which draws there are depends on draws. `decide` draws the number."""
+
+    def __init__(self, decide):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(FEATURES, FEATURES) for _ in range(3)).double()
+        self.head, self.decide = nn.Linear(FEATURES, CLASSES).double(), decide
+
+    def forward(self, x):
+        for layer in self.layers:
+            if self.decide(x) < 0.4:
+                continue
+            x = x + F.dropout(layer(x).tanh(), 0.5)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("options", [{}, {"preconditioner": None, "curvature_batch": 9}], ids=["paper", "some"])
+def test_layers_passed_over_at_random_are_the_same_ones_in_chunks(options):
+    """Fails if draws of a step are taken for those of the passes that looked for rows, where other layers were left out."""
+    chunks, whole = (
+        shf.SHF(LayerDrop(lambda _: torch.rand(())), CE, seed=3, microbatch=m, **options) for m in (10, None)
+    )
+    for _ in range(6):
+        found, expected = (o.step(*labelled(30)) for o in (chunks, whole))
+        assert found.loss_before == pytest.approx(expected.loss_before, rel=1e-9)
+    assert_close(theta(chunks.model), theta(whole.model), 1e-8)
+
+
+def test_draws_that_depend_on_draws_for_rows_are_refused_in_words():
+    optimizer = shf.SHF(LayerDrop(lambda x: torch.rand(len(x)).min() * 8), CE, seed=0, microbatch=10)
+    with pytest.raises(AmbiguousRowsError, match=r"random draw number .* depend on random numbers of some rows"):
+        optimizer.step(*labelled(30))

@@ -102,6 +102,7 @@ class Jacobian:
             parts = [self._forward(first, self.buffers, graph=False)[1]]
             parts += [self._forward(chunk, graph=False)[1] for chunk in others]
             self.outputs = join_outputs(parts, self._axes)
+        self._before = network.changed(self.buffers)
 
     def vjp(
         self, cotangents: Sequence[Tensor], steady: Sequence[Sequence[Tensor]] = (), out: Tensor | None = None
@@ -214,15 +215,8 @@ class Jacobian:
                 "the model's outputs do not depend on any of the parameters to train: nothing to optimise "
                 "(are they detached, or made under no_grad?)"
             )
-        with self.draws.resumed(graph.rows):
-            return torch.autograd.grad(
-                [z for z, _ in pairs],
-                by,
-                [u for _, u in pairs],
-                retain_graph=True,
-                allow_unused=True,
-                is_grads_batched=batched,
-            )
+        ends, given = [z for z, _ in pairs], [u for _, u in pairs]
+        return self._differentiate(graph, ends, by, given, retain_graph=True, is_grads_batched=batched)
 
     def _push(self, graph: Graph, vector: Tensor) -> list[Tensor]:
         if not graph.pullback:
@@ -231,14 +225,8 @@ class Jacobian:
         terms = [(edge, v) for edge, v in zip(graph.pullback, pieces, strict=True) if edge is not None]
         if not terms:
             return [torch.zeros_like(z) for z in graph.ends]
-        with self.draws.resumed(graph.rows):
-            found = torch.autograd.grad(
-                [edge for edge, _ in terms],
-                graph.cotangents,
-                [v for _, v in terms],
-                retain_graph=True,
-                allow_unused=True,
-            )
+        edges, given = [edge for edge, _ in terms], [v for _, v in terms]
+        found = self._differentiate(graph, edges, graph.cotangents, given, retain_graph=True)
         return [torch.zeros_like(z) if t is None else t for t, z in zip(found, graph.ends, strict=True)]
 
     def _build_pullback(self, graph: Graph) -> None:
@@ -246,11 +234,26 @@ class Jacobian:
         pairs = [(z, u) for z, u in zip(graph.ends, graph.cotangents, strict=True) if z.requires_grad]
         found: Sequence[Tensor | None] = (None,) * len(graph.theta)
         if pairs:
-            with self.draws.resumed(graph.rows), saved_tensors_hooks(_without_zeros, lambda saved: saved):
-                found = torch.autograd.grad(
-                    [z for z, _ in pairs], graph.theta, [u for _, u in pairs], create_graph=True, allow_unused=True
-                )
+            ends, given = [z for z, _ in pairs], [u for _, u in pairs]
+            with saved_tensors_hooks(_without_zeros, lambda saved: saved):
+                found = self._differentiate(graph, ends, graph.theta, given, create_graph=True)
         graph.pullback = [None if g is None or not g.requires_grad else get_gradient_edge(g) for g in found]
+
+    def _differentiate(
+        self,
+        graph: Graph,
+        ends: Sequence[Tensor] | Sequence[GradientEdge],
+        by: Sequence[Tensor],
+        given: Sequence[Tensor],
+        **how: bool,
+    ) -> tuple[Tensor | None, ...]:
+        """autograd.grad; parts of the model that checkpoints run again in it see what they saw in the forward pass."""
+
+        def backward() -> tuple[Tensor | None, ...]:
+            return torch.autograd.grad(ends, by, given, allow_unused=True, **how)
+
+        with self.draws.resumed(graph.rows):
+            return self.network.around(backward, graph.theta, self._before)
 
     def _part(self, cotangents: Sequence[Tensor], chunk: Tensor) -> list[Tensor]:
         if len(chunk) == self.rows:

@@ -13,18 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from shf.awake import awakened
 from shf.batching import Batch
 from shf.derivatives import graph_nodes
 from shf.exhaustion import is_out_of_memory
-from shf.network import Network
+from shf.network import REFUSALS, Network
 from shf.percase import CallAxes
 from shf.randomness import Draws, mix
 from shf.recording import Calls
 from shf.rows import AmbiguousRowsError, RowAxis, infer_axis
 from shf.tree import leaves
 
-REFUSALS = (RuntimeError, ValueError, IndexError, TypeError, AssertionError, ZeroDivisionError)
-"""What models and losses raise that cannot do with a few rows."""
 _TWO = torch.tensor([0, 1])
 """The first two of the three rows that a model is run on."""
 _TWINS = (torch.tensor([0, 0]), torch.tensor([1, 1]))
@@ -79,7 +78,8 @@ def few_rows(batch: Batch, layout: Layout) -> Batch:
 @torch.no_grad()
 def find_layout(network: Network, batch: Batch, seed: int, *, known: bool = False) -> Layout:
     """Runs the model on rows (i, j, i), (i, j), (i, i) and (j, j), with the same frozen draws, and compares; on the whole
-    batch where it cannot be run on a few, unless that is `known` to be fine.
+    batch where it cannot be run on a few, unless that is `known` to be fine. Zeros among its parameters, which would hide
+    what it does later, are replaced for that.
 
     Raises:
         RuntimeError: if the model gives different outputs for the same inputs, parameters and draws, hides its parameters
@@ -88,7 +88,7 @@ def find_layout(network: Network, batch: Batch, seed: int, *, known: bool = Fals
     try:
         one, other = _two_different_rows(batch)
         three, two = batch.take(torch.tensor([one, other, one])), batch.take(torch.tensor([one, other]))
-        first = _attempt(network, three, two, seed, minor=False)
+        first = _attempt(awakened(network, three, seed), three, two, seed, minor=False)
     except AmbiguousRowsError as error:
         first, three = _refusal(f"{error}"), batch
     except REFUSALS as error:
@@ -97,16 +97,39 @@ def find_layout(network: Network, batch: Batch, seed: int, *, known: bool = Fals
         first, three = _refusal(f"it fails on two of its rows ({type(error).__name__}: {error})"), batch
     if first.obstacle is not None and known:
         return first
-    _refuse_other_randomness(network, three, seed)
+    awake = awakened(network, three, seed)
+    _refuse_other_randomness(awake, three, seed)
     refuse_blind_spots(network, three, seed)
     if first.obstacle is not None:
         return first
     if first.separable or not any(axis is not None and axis.fold > 1 for axis in first.draws):
         return first
-    second = _attempt(network, three, two, seed, minor=True)
+    second = _attempt(awake, three, two, seed, minor=True)
     if second.separable:
         return second
     return _refusal("a random draw of the model folds rows and other things into one axis, in unknown order")
+
+
+@torch.no_grad()
+def draw_axes(network: Network, batch: Batch, layout: Layout, seed: int) -> Sequence[RowAxis | None]:
+    """Where the rows lie in the random draws of passes with this seed, which may be others than those of the layout's.
+
+    A number that is drawn for all rows at once may decide what is drawn after it: LayerDrop passes over layers with dropout.
+    """
+    if not any(axis is None for axis in layout.draws):
+        return layout.draws
+    one, other = _two_different_rows(batch)
+    draws, values = Draws(seed, 3, minor=has_minor_draws(layout)), network.leaves()
+    with draws.over():
+        network(values, batch.take_inputs(torch.tensor([one, other, one])))
+    with draws.over(_TWO):
+        network(values, batch.take_inputs(torch.tensor([one, other])))
+    return [draws.found.get(k) for k in range(len(draws.drawn))]
+
+
+def has_minor_draws(layout: Layout) -> bool:
+    """Whether folded axes of its draws have the rows last."""
+    return any(axis is not None and axis.minor for axis in layout.draws)
 
 
 class LayoutMemory:
@@ -306,7 +329,7 @@ def refuse_blind_spots(network: Network, batch: Batch, seed: int) -> None:
 
 def _run(network: Network, inputs: Any) -> list[Tensor]:
     """The model's floating-point outputs at its present parameters."""
-    return _floating(network([p.detach() for p in network.parameters], inputs))
+    return _floating(network(network.leaves(), inputs))
 
 
 def _floating(outputs: Any) -> list[Tensor]:

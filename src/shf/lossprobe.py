@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from shf.batching import Batch
 from shf.exhaustion import is_out_of_memory
-from shf.layout import REFUSALS, Layout, few_rows
+from shf.layout import Layout, few_rows
 from shf.losses import Loss, Reduction
-from shf.network import Network
+from shf.network import REFUSALS, Network
 from shf.randomness import Draws
 from shf.rows import take_outputs
 from shf.surroundings import warn
@@ -19,14 +19,20 @@ from shf.tree import map_leaves
 
 _NEAR = 1e-3
 """A relative difference that rounding makes; a mean and a sum differ by 1."""
+_TRIES = 32
+"""Rows of a batch that are looked at, at most, for one that the loss says something of."""
 
 
 @torch.no_grad()
-def refuse_contradictions(loss: Loss, network: Network, batch: Batch, layout: Layout, seed: int) -> None:
+def refuse_contradictions(loss: Loss, network: Network, batch: Batch, layout: Layout, seed: int) -> bool:
     """Refuses a loss that is not one function of outputs and targets, or that scales with rows otherwise than it says.
 
     Nothing is said of a loss that cannot be called on so few rows, or is neither a mean nor a sum over them. One without
     curvature gets a warning: B is zero then, and steps are those of gradient descent.
+
+    Returns:
+        Whether that is all there is to find out. It is not where the loss says nothing of the rows that were tried, being 0
+        or not a number on each of them (rows without a target): another batch may tell.
 
     Raises:
         RuntimeError: if it gives different numbers for the same outputs and targets.
@@ -39,7 +45,7 @@ def refuse_contradictions(loss: Loss, network: Network, batch: Batch, layout: La
     _refuse_other_ways(loss, network, values, outputs, few.targets)
     _warn_of_own_parameters(loss, network)
     once, again = (_value(loss, outputs, few.targets) for _ in range(2))
-    if not math.isnan(once) and not math.isnan(again) and once != again:
+    if once is not None and again is not None and once != again and not math.isnan(once) and not math.isnan(again):
         raise RuntimeError(
             f"loss {loss.name} gives different numbers for the same outputs and targets ({once:.6g} and {again:.6g}): it "
             "draws random numbers or has a hidden state. Every evaluation in a step must see the same function; draw in "
@@ -52,20 +58,40 @@ def refuse_contradictions(loss: Loss, network: Network, batch: Batch, layout: La
             "place of nn.NLLLoss on log-probabilities"
         )
     if not layout.separable or any(axis is None for axis in layout.outputs):
-        return
-    one, two = (
-        _value(loss, take_outputs(outputs, layout.outputs, rows), few.take_targets(rows))
-        for rows in (torch.tensor([0]), torch.tensor([0, 0]))
-    )
-    if not math.isfinite(one) or one == 0:
-        return
-    adds, averages = abs(two / one - 2) < _NEAR, abs(two / one - 1) < _NEAR
-    if (adds and loss.reduction is Reduction.MEAN) or (averages and loss.reduction is Reduction.SUM):
-        does, right = ("adds up", "sum") if adds else ("averages over", "mean")
-        raise ValueError(
-            f"loss {loss.name} {does} the rows of a batch (one row: {one:.6g}, the same row twice: {two:.6g}) but is taken "
-            f"for a {loss.reduction.value} over them: give reduction={right!r}"
+        return True
+    return _refuse_other_scaling(loss, outputs, layout, batch) or once is None or _says_something(once)
+
+
+def _refuse_other_scaling(loss: Loss, outputs: Any, layout: Layout, batch: Batch) -> bool:
+    """Compares one row with the same row twice; returns whether there was a row that tells. Targets of later rows are tried
+    on the outputs of the first ones."""
+    for number in _rows_to_try(batch.rows):
+        row = torch.tensor([number])
+        one, two = (
+            _value(loss, take_outputs(outputs, layout.outputs, rows.clamp(max=1)), batch.take_targets(rows))
+            for rows in (row, row.repeat(2))
         )
+        if one is None or two is None or not _says_something(one):
+            continue
+        adds, averages = abs(two / one - 2) < _NEAR, abs(two / one - 1) < _NEAR
+        if (adds and loss.reduction is Reduction.MEAN) or (averages and loss.reduction is Reduction.SUM):
+            does, right = ("adds up", "sum") if adds else ("averages over", "mean")
+            raise ValueError(
+                f"loss {loss.name} {does} the rows of a batch (one row: {one:.6g}, the same row twice: {two:.6g}) but is "
+                f"taken for a {loss.reduction.value} over them: give reduction={right!r}"
+            )
+        return True
+    return False
+
+
+def _rows_to_try(rows: int) -> list[int]:
+    """The first two, whose outputs are there, and others from all over the batch."""
+    spread = torch.linspace(0, rows - 1, min(rows, _TRIES)).long().tolist()
+    return list(dict.fromkeys([0, *range(1, min(rows, 2)), *spread]))
+
+
+def _says_something(value: float) -> bool:
+    return math.isfinite(value) and value != 0
 
 
 def _refuse_other_ways(loss: Loss, network: Network, values: Sequence[Tensor], outputs: Any, targets: Any) -> None:
@@ -113,11 +139,11 @@ def _is_flat(loss: Loss, outputs: Any, targets: Any) -> bool:
         return False
 
 
-def _value(loss: Loss, outputs: Any, targets: Any) -> float:
-    """nan where it cannot be called like this; if it never can, the step will say so."""
+def _value(loss: Loss, outputs: Any, targets: Any) -> float | None:
+    """None where it cannot be called like this; if it never can, the step will say so."""
     try:
         return loss(outputs, targets).item()
     except REFUSALS as error:
         if is_out_of_memory(error):
             raise
-        return math.nan
+        return None

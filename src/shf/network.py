@@ -1,9 +1,10 @@
 """A module as a function of its parameters and buffers: nothing here writes to the module but `assign_buffers_`."""
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +14,13 @@ from torch.overrides import TorchFunctionMode
 
 from shf.flat import Shapes
 from shf.interruption import poll
+from shf.tree import parts
 
+Result = TypeVar("Result")
 Forward = Callable[[nn.Module, Any], Any]
+
+REFUSALS = (RuntimeError, ValueError, IndexError, TypeError, AssertionError, ZeroDivisionError)
+"""What models and losses raise that cannot do with a few rows."""
 
 
 def call_model(model: nn.Module, inputs: Any) -> Any:
@@ -50,6 +56,17 @@ class _Bound(nn.Module):
 
     def forward(self, inputs: Any) -> Any:
         return self._forward(self.model, inputs)
+
+
+class _Around(nn.Module):
+    """The model around something else that is run, so that functional_call can replace its parameters meanwhile."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, run: Callable[[], Result]) -> Result:
+        return run()
 
 
 _PLAIN = {"sparse": False, "scale_grad_by_freq": False}
@@ -103,9 +120,12 @@ class Network:
             raise ValueError(f"parameters of shape {foreign} do not belong to the model")
         self._names = [names[id(p)] for p in self.parameters]
         self.names = [first for first, *_ in self._names]
+        self._all_names = names
+        self._elsewhere: Mapping[nn.Parameter, Tensor] = {}  # values that stand for parameters', trained or not
         shared = _all_names(model.named_buffers(remove_duplicate=False))
         self._buffers = [(b, shared[id(b)]) for b in model.buffers()]
         self._bound = _Bound(model, forward)
+        self._around = _Around(model)
 
     @property
     def device(self) -> torch.device:
@@ -116,9 +136,15 @@ class Network:
         with torch.no_grad():
             return self.shapes.flatten([p.detach() for p in self.parameters], self.parameters[0])
 
+    def at(self, values: Mapping[nn.Parameter, Tensor]) -> "Network":
+        """The same network with other values for some of the model's parameters, which may be frozen ones."""
+        other = copy.copy(self)
+        other._elsewhere = values
+        return other
+
     def leaves(self) -> list[Tensor]:
         """The parameters' values (not copied) as fresh leaves to differentiate by."""
-        return [p.detach().requires_grad_() for p in self.parameters]
+        return [self._elsewhere.get(p, p).detach().requires_grad_() for p in self.parameters]
 
     def buffers(self) -> dict[str, Tensor]:
         """A copy of the module's buffers, for a pass that may change them."""
@@ -128,8 +154,7 @@ class Network:
         """The model's outputs with θ = `values`. Changes of buffers go into `buffers` (by default: are dropped)."""
         poll()
         buffers = self.buffers() if buffers is None else buffers
-        replaced = {f"model.{name}": v for names, v in zip(self._names, values, strict=True) for name in names}
-        replaced |= {f"model.{name}": buffers[names[0]] for _, names in self._buffers for name in names}
+        replaced = self._by_name(values, buffers)
         try:
             with plain_gradients(self.model):  # tied weights have all their names there: torch need not look for them
                 outputs = functional_call(self._bound, replaced, (inputs,), tie_weights=False)
@@ -143,12 +168,44 @@ class Network:
         buffers.update({name: replaced[f"model.{name}"] for name in buffers})
         return outputs
 
+    def around(self, run: Callable[[], Result], values: Sequence[Tensor], before: Mapping[str, Tensor]) -> Result:
+        """Runs a backward pass, in which gradient checkpointing may run parts of the model again: they see θ and buffers as
+        in their first run, and leave the module's buffers alone.
+
+        Args:
+            run: the backward pass.
+            values: θ of the forward pass.
+            before: the buffers that it changed, as they were; without any, nothing needs to be replaced.
+        """
+        if not before and not self._elsewhere:
+            return run()
+        copies = {name: buffer.clone() for name, buffer in before.items()}
+        result: Result = functional_call(self._around, self._by_name(values, copies), (run,), tie_weights=False)
+        return result
+
+    def changed(self, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The module's own buffers, copied, of which a pass has left other values."""
+        return {
+            names[0]: buffer.detach().clone()
+            for buffer, names in self._buffers
+            if not _equal(buffer.detach(), buffers[names[0]])
+        }
+
+    def _by_name(self, values: Sequence[Tensor], buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What stands for the model's parameters and for these of its buffers, under all the names that they have in a
+        module around the model."""
+        found = {name: value for p, value in self._elsewhere.items() for name in self._all_names[id(p)]}
+        found |= {name: value for names, value in zip(self._names, values, strict=True) for name in names}
+        found |= {name: buffers[names[0]] for _, names in self._buffers if names[0] in buffers for name in names}
+        return {f"model.{name}": value for name, value in found.items()}
+
     def spoiled(self, buffers: Mapping[str, Tensor]) -> list[str]:
         """The names of buffers that would become not finite where they are finite now (running statistics, by overflow)."""
         own, names = dict(self.model.named_buffers()), []
         for name, new in buffers.items():
             old = own[name]
-            if new.is_floating_point() and old.shape == new.shape and bool((new.isfinite() < old.isfinite()).any()):
+            alike = old.shape == new.shape and old.layout == new.layout == torch.strided
+            if alike and new.is_floating_point() and bool((new.isfinite() < old.isfinite()).any()):
                 names.append(name)
         return names
 
@@ -164,7 +221,14 @@ class Network:
 
     @torch.no_grad()
     def assign_buffers_(self, buffers: Mapping[str, Tensor]) -> None:
-        """Writes buffers (as `buffers()` names them) into the module."""
+        """Writes those buffers (as `buffers()` names them) into the module that differ from its own: into expanded and some
+        sparse ones, which models do not change, torch cannot write."""
         own = dict(self.model.named_buffers())
         for name, value in buffers.items():
-            own[name].copy_(value)
+            if not _equal(own[name], value):
+                own[name].copy_(value)
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Bitwise, of sparse tensors too; NaN differs from itself."""
+    return a.layout == b.layout and a.shape == b.shape and all(map(torch.equal, parts(a), parts(b)))

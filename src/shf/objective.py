@@ -24,9 +24,9 @@ from shf.interruption import poll
 from shf.jacobian import Jacobian
 from shf.kronecker import Block
 from shf.layerfactors import Sums, explained_gradient, layer_sums, sampled_diagonal
-from shf.layout import REFUSALS, Layout, batch_statistics
+from shf.layout import Layout, batch_statistics, draw_axes, has_minor_draws
 from shf.losses import Loss, LossExpansion, Reduction
-from shf.network import Network
+from shf.network import REFUSALS, Network
 from shf.noise import half_difference
 from shf.nonfinite import NonFiniteError
 from shf.points import Points
@@ -130,7 +130,7 @@ class Objective:
         self._microbatch = settings.microbatch if (settings.microbatch or batch.rows) < batch.rows else None
         known = None if share.everything and self._microbatch is None else layout.draws
         own = None if share.everything else share.numbers
-        self._draws = Draws(mix(seed, 0), share.total, known, minor=_minor(layout), own=own)
+        self._draws = Draws(mix(seed, 0), share.total, known, minor=has_minor_draws(layout), own=own)
         self._drawless = False  # known after the first pass
         self._shapes: list[Sequence[int]] = []  # of the outputs of the gradient pass
         self._renewal = renewal
@@ -336,6 +336,8 @@ class Objective:
 
     def _make_jacobian(self, rows: Tensor | None, *, record: bool, steady: bool) -> Jacobian:
         self._refuse_chunks_where_rows_mix()
+        if self._draws.axes is not None and not self._draws.drawn:
+            self._draws.axes = draw_axes(self._network, self._batch, self._layout, mix(self._seed, 0))
         return Jacobian(
             self._network,
             self._batch,
@@ -370,7 +372,3 @@ class Objective:
             if any(not bool(torch.isfinite(entries(t)).all()) for t in tensors if t.is_floating_point())
         ]
         return f" (not finite: {', '.join(found)})" if found else " (inputs, targets and parameters are finite)"
-
-
-def _minor(layout: Layout) -> bool:
-    return any(axis is not None and axis.minor for axis in layout.draws)

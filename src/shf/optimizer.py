@@ -312,15 +312,15 @@ class SHF(Optimizer):
         return self._participation(network, [batch.rows], (batch, self._find_layout(network, batch)))
 
     def _find_layout(self, network: Network, batch: Batch) -> Layout:
-        """What model and loss do with rows; the loss and the model's second derivatives are looked at once."""
+        """What model and loss do with rows; the loss and the model's second derivatives are looked at until it is clear."""
         if not batch.rows:
             return NO_ROWS
         seed = self._scalars["seed"]
         layout = self._layouts.find(network, batch, seed)
         if not self._probed:
-            refuse_contradictions(self.loss, network, batch, layout, seed)
+            clear = refuse_contradictions(self.loss, network, batch, layout, seed)
             refuse_single_derivatives_on(network, few_rows(batch, layout), seed)
-            self._probed = True
+            self._probed = clear
         return layout
 
     def _participation(self, network: Network, counts: Sequence[int], data: Any) -> Participation:

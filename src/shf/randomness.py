@@ -21,6 +21,11 @@ _POSITION = 0x5EED_0000
 """Within a pass the global generator is seeded with this plus the number of draws so far. It is the one place where
 code that repeats a part of the pass later (gradient checkpointing) restores the position by itself."""
 
+_WHY = (
+    ": what it draws seems to depend on random numbers of some rows; let it depend on numbers that are drawn for all rows "
+    "at once, such as torch.rand(()), or use microbatch=None on one process"
+)
+
 
 def mix(*numbers: int | str) -> int:
     """A seed from several numbers (or texts): equal only if all are equal (up to hashing into 63 bits)."""
@@ -116,28 +121,39 @@ class Draws(TorchDispatchMode):
         if position == len(self.drawn):
             self.drawn.append(self._draw(position, like, fill))
         whole = self.drawn[position]
-        if self._subset is None:
-            return whole
-        return self._rows_of(position, whole, like.shape, self._subset)
+        found = whole if self._subset is None else self._rows_of(position, whole, like.shape, self._subset)
+        if found.shape != like.shape:
+            raise AmbiguousRowsError(
+                f"random draw number {position} of the model has shape {tuple(like.shape)} in one pass, and the shape "
+                f"{tuple(found.shape)} on the same rows in another{_WHY}"
+            )
+        return found
 
     def _draw(self, position: int, like: Tensor, fill: Callable[[Tensor, torch.Generator], Tensor]) -> Tensor:
         """Draws for the whole batch and keeps the rows that this process holds."""
-        partial = self._subset is not None or self._own is not None
-        axis = self._known_axis(position) if partial else None
+        held = self._subset if self._subset is not None else self._own
+        axis = None if held is None else self._known_axis(position, like.shape, len(held))
         shape = like.shape if axis is None else axis.resized(like.shape, self.rows)
         whole = fill(like.new_empty(shape), generator(like.device, self._seed, position))
         return whole if axis is None or self._own is None else axis.take(whole, self._own)
 
-    def _known_axis(self, position: int) -> RowAxis | None:
+    def _known_axis(self, position: int, shape: torch.Size, rows: int) -> RowAxis | None:
+        """The axis of a draw that has this shape on so many rows."""
         if self.axes is None or position >= len(self.axes):
             raise AmbiguousRowsError(
-                f"random draw number {position} of the model was not there when its rows were looked for"
+                f"random draw number {position} of the model was not there when its rows were looked for{_WHY}"
             )
-        return self.axes[position]
+        axis = self.axes[position]
+        if axis is not None and (axis.axis >= len(shape) or shape[axis.axis] != rows * axis.fold):
+            raise AmbiguousRowsError(
+                f"random draw number {position} of the model has shape {tuple(shape)} on {rows} rows, and was another one "
+                f"when its rows were looked for{_WHY}"
+            )
+        return axis
 
     def _rows_of(self, position: int, whole: Tensor, shape: torch.Size, subset: Tensor) -> Tensor:
         if self.axes is not None:
-            axis = self._known_axis(position)
+            axis = self._known_axis(position, shape, len(subset))
         elif len(subset) == self.rows and tuple(whole.shape) == tuple(shape):
             return whole  # a permutation of all rows is never asked for: this is the whole batch
         else:

@@ -170,14 +170,17 @@ class Together(Whole):
         return number % self.channel.size == self.channel.rank
 
     def common(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        if not tensors:
-            return {}
-        flat = torch.cat([t.detach().reshape(-1).view(torch.uint8) for t in tensors.values()])
+        dense = {
+            name: t for name, t in tensors.items() if t.layout == torch.strided
+        }  # sparse ones stay each rank's own
+        if not dense:
+            return dict(tensors)
+        flat = torch.cat([t.detach().reshape(-1).view(torch.uint8) for t in dense.values()])
         self.channel.broadcast_(flat, self._source)
-        pieces = flat.split([t.numel() * t.element_size() for t in tensors.values()])
-        return {
+        pieces = flat.split([t.numel() * t.element_size() for t in dense.values()])
+        return dict(tensors) | {
             name: piece.clone().view(t.dtype).view(t.shape)
-            for (name, t), piece in zip(tensors.items(), pieces, strict=True)
+            for (name, t), piece in zip(dense.items(), pieces, strict=True)
         }
 
     def _end_together(self, failed: bool, error: BaseException | None) -> None:
