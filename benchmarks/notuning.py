@@ -201,7 +201,7 @@ def _reached(rival: Mapping[int, RunRecord], levels: Mapping[int, float]) -> str
         return ""
     times = [record.reached("objective", levels[seed], CLOCK) for seed, record in common.items()]
     made = [t for t in times if math.isfinite(t)]
-    when = f"{spread(made, '.2g')} s" if len(made) == len(times) else f"{len(made)} of {len(times)}"
+    when = f"{spread(made, '.2g')} s" if len(made) == len(times) else f"{len(made)} of {len(times)}" if made else "not"
     return f"{when}; ends at {spread([_end(record) for record in common.values()], '.3g')}"
 
 
