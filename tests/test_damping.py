@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shf.damping import DAMPING_MAX, DAMPING_MIN, DampingBound, adapt_damping, bound_reached, reduction_ratio
+from shf.damping import DAMPING_MAX, DAMPING_MIN, DampingBound, adapt_damping, bound_reached, reduction_ratio, rounding
 
 FAILURE = -math.inf
 
@@ -31,6 +31,26 @@ FAILURE = -math.inf
 )
 def test_reduction_ratio(f_new, f_old, model_change, expected):
     assert reduction_ratio(f_new, f_old, model_change) == expected
+
+
+@pytest.mark.parametrize(
+    ("f_new", "model_change", "expected"),
+    [
+        pytest.param(2.0, -0.01, 1.0, id="no change, and no more was promised than rounding"),
+        pytest.param(2.01, -0.01, 1.0, id="a rise by rounding"),
+        pytest.param(1.9, -0.01, pytest.approx(10.0), id="a change beyond rounding"),
+        pytest.param(2.1, -0.01, FAILURE, id="a rise beyond rounding"),
+        pytest.param(2.0, -1.0, 0.0, id="a promise beyond rounding that did not come true"),
+        pytest.param(2.0, 0.0, FAILURE, id="no promise"),
+        pytest.param(math.nan, -0.01, FAILURE, id="f is nan"),
+    ],
+)
+def test_what_is_lost_in_rounding_says_nothing_against_the_model(f_new, model_change, expected):
+    assert reduction_ratio(f_new, 2.0, model_change, noise=0.02) == expected
+
+
+def test_rounding_goes_with_the_size_of_f():
+    assert rounding(-3.0, 1e-7) == pytest.approx(1.2e-6)
 
 
 @pytest.mark.parametrize(

@@ -269,6 +269,32 @@ def test_before_the_first_step_there_is_no_damping_yet():
     assert optimizer.damping > 0
 
 
+def test_a_batch_without_curvature_does_not_choose_the_first_damping():
+    """Fails if λ begins at 1 and without a floor because all targets of the first batch are ignored."""
+    inputs, targets = labelled()
+
+    silent = torch.full_like(targets, CE.ignore_index)
+    summed = nn.CrossEntropyLoss(reduction="sum")
+
+    def damping(*batches):
+        torch.manual_seed(0)
+        optimizer = shf.SHF(mlp(), lambda z, t: 1e-6 * summed(z, t), reduction="sum", damping="auto", seed=1)
+        found = [optimizer.step(inputs, t).damping for t in batches]
+        return found[-1], optimizer.param_groups[0]["shf"]["damping_floor"]
+
+    (after, floor), (expected, _) = damping(silent, silent, targets), damping(targets)
+    assert after == pytest.approx(expected, rel=0.5)
+    assert floor == pytest.approx(after / 1000)
+
+
+@pytest.mark.filterwarnings("ignore:loss .* has no curvature")
+def test_a_loss_without_curvature_is_not_looked_at_for_ever():
+    optimizer = shf.SHF(nn.Linear(4, 3).double(), nn.L1Loss(), damping="auto", seed=1)
+    infos = [optimizer.step(*valued(seed=k)) for k in range(12)]
+    assert [info.gradients for info in infos] == [2] * 10 + [1] * 2
+    assert infos[5].damping != 1.0  # it moves by ρ meanwhile
+
+
 @pytest.mark.parametrize(
     "options",
     [

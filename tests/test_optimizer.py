@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 import warnings
 from collections import namedtuple
 
@@ -223,6 +224,20 @@ def test_settings_that_a_group_cannot_have_are_refused(setting, words):
     with pytest.raises(ValueError, match=words):
         optimizer.add_param_group(group)
     assert len(optimizer.param_groups) == 1
+
+
+def test_a_plateau_is_crossed_in_single_precision():
+    """There f changes by rounding alone. Fails if that counts against the model: λ rises, steps become shorter still, and
+    training ends at log 2 with λ at its ceiling."""
+    torch.manual_seed(0)
+    inputs = torch.randn(500, 8)
+    targets = (inputs[:, 0] * inputs[:, 1] > 0).long()
+    sizes = [8, *[10] * 5]
+    layers = [m for a, b in itertools.pairwise(sizes) for m in (nn.Linear(a, b), nn.Sigmoid())]
+    optimizer = shf.SHF(nn.Sequential(*layers, nn.Linear(10, 2)), CE, seed=0, **shf.presets.fast)
+    infos = [optimizer.step(inputs, targets) for _ in range(120)]
+    assert infos[-1].loss_after < 0.1
+    assert max(info.damping for info in infos) < 1e6
 
 
 @pytest.mark.parametrize("training", [True, False])

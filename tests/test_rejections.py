@@ -135,6 +135,7 @@ INFO = shf.StepInfo(2.0, 2.0, 1.0, -math.inf, 3.0, 0.0, 1, 3, CGStop.ITERATIONS,
         ({"cg_stop": CGStop.NON_FINITE}, "a curvature product overflows"),
         ({"cg_stop": CGStop.NON_POSITIVE_CURVATURE}, "must be convex"),
         ({"damping_bound": DampingBound.CEILING}, "λ is at its ceiling.*no step is short enough"),
+        ({"reduction_ratio": 1.0}, "too short for the precision of the parameters"),
         ({}, "To try: damping=30"),
     ],
 )
@@ -144,6 +145,17 @@ def test_the_advice_belongs_to_the_symptom(changes, advice):
     assert re.search(advice, text)
     plain = diagnose(INFO, 7, batch)
     assert not changes or not re.search(advice, plain)
+
+
+def test_a_step_too_short_for_the_precision_has_not_moved_the_parameters():
+    """Fails if it counts as accepted: nobody would hear that training stands still."""
+    torch.manual_seed(0)
+    optimizer = shf.SHF(torch.nn.Linear(4, 3), torch.nn.CrossEntropyLoss(), damping=1e12, max_rejections=2, seed=1)
+    info = optimizer.step(*labelled(dtype=torch.float32))
+    assert (info.accepted, info.step_size) == (False, 0.0)
+    assert info.loss_after == info.loss_before
+    with pytest.warns(shf.SHFWarning, match="too short for the precision"):
+        optimizer.step(*labelled(dtype=torch.float32))
 
 
 def test_a_skipped_step_says_that_nothing_moved():

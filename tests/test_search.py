@@ -136,6 +136,19 @@ def test_uphill_slope_never_accepts_a_rise(f, alpha):
     assert search(f, slope=+1.0)[0].alpha == alpha
 
 
+@pytest.mark.parametrize(
+    ("f_full", "slope", "alpha"),
+    [
+        pytest.param(1.001, -0.001, 1.0, id="both within rounding"),
+        pytest.param(1.1, -0.001, 0.0, id="f rises beyond rounding"),
+        pytest.param(1.001, -1.0, 0.0, id="the slope promises more"),
+        pytest.param(NAN, -0.001, 0.0, id="not finite"),
+    ],
+)
+def test_no_trial_is_asked_for_what_rounding_decides(f_full, slope, alpha):
+    assert line_search(lambda rate: 2.0, 1.0, f_full, slope, steps=5, noise=0.01) == Rate(alpha, 1.0)
+
+
 @given(
     values=st.lists(numbers, min_size=1, max_size=8),
     slope=st.floats(-10, 10),

@@ -197,6 +197,26 @@ def test_the_model_may_change_its_precision(options):
     assert {t.dtype for entry in optimizer.state.values() for t in entry.values()} == {torch.float64}
 
 
+def test_what_options_remember_that_are_off_is_dropped():
+    """Fails if it stays: it would be stale once they are on again, and `cautious` would hold CG to one iteration."""
+    model, batch = mlp(), labelled()
+    extras = {"averaging": 0.9, "damping_rule": "held-out", "preconditioner": "kronecker", "damping": "auto"}
+    full = shf.SHF(model, nn.CrossEntropyLoss(), cg_noise=0.3, noise_every=1, seed=1, **extras)
+    full.step(*batch)
+    saved = full.state_dict()
+    saved["param_groups"][0]["shf"] |= {"cautious": True}
+    plain = shf.SHF(model, nn.CrossEntropyLoss(), cg_iterations=4, seed=1)
+    fresh = shf.SHF(mlp(), nn.CrossEntropyLoss(), seed=1)
+    fresh.step(*batch)
+    plain.load_state_dict(saved)
+    assert plain.param_groups[0]["shf"].keys() == fresh.param_groups[0]["shf"].keys()
+    assert {name for entry in plain.state.values() for name in entry} == {"delta"}
+    assert plain.step(*batch).cg_steps == 4
+    again = shf.SHF(model, nn.CrossEntropyLoss(), cg_noise=0.3, noise_every=1, seed=1, **extras)
+    again.load_state_dict(full.state_dict())
+    assert identical(again.state_dict(), full.state_dict())
+
+
 def test_the_state_of_another_optimizer_is_refused():
     optimizer = make("dropout", torch.float64)
     advance(optimizer, 0, 1)

@@ -13,12 +13,13 @@ from typing import Any
 from shf.config import Config
 from shf.step import StepInfo
 
-_CAUTIOUS = "cautious"
+CAUTIOUS = "cautious"
+"""Its name among the optimizer's numbers."""
 
 
 def iterations(config: Config, scalars: Mapping[str, Any]) -> int:
     """ζ of the next step."""
-    return 1 if scalars.get(_CAUTIOUS) else config.cg_iterations
+    return 1 if config.cg_noise is not None and scalars.get(CAUTIOUS) else config.cg_iterations
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,6 @@ class Caution:
     def write(self, info: StepInfo) -> dict[str, bool]:
         """For the optimizer's state."""
         if info.reduction_ratio < 0.25:
-            return {_CAUTIOUS: True}
+            return {CAUTIOUS: True}
         clear = info.gradient_noise is not None and info.gradient_noise <= self.bound
-        return {_CAUTIOUS: bool(self.scalars.get(_CAUTIOUS)) and not clear}
+        return {CAUTIOUS: bool(self.scalars.get(CAUTIOUS)) and not clear}

@@ -3,20 +3,32 @@
 import enum
 import math
 
+_UNITS = 4.0
+"""Units in the last place by which f differs from itself at points next to each other."""
 
-def reduction_ratio(f_new: float, f_old: float, model_change: float) -> float:
+
+def rounding(f: float, eps: float) -> float:
+    """How much of a change of f may be rounding alone, in arithmetic of this precision."""
+    return _UNITS * eps * abs(f)
+
+
+def reduction_ratio(f_new: float, f_old: float, model_change: float, noise: float = 0.0) -> float:
     """ρ = (f(θ+δ) - f(θ)) / (M(δ) - M(0)): how much of the promised decrease came true.
 
     Args:
         f_new: the objective at θ + δ.
         f_old: the objective at θ.
         model_change: M(δ) - M(0) = ½ δ'Bδ + g'δ of the *undamped* model.
+        noise: what f may change by through rounding alone.
 
     Returns:
-        ρ, or -∞ where the objective rose or is not finite, or where the model promises no descent: both are failures
-        that must raise λ, whatever the sign of the quotient.
+        ρ; 1 where both the promise and what came of it are lost in rounding: that says nothing against the model, and a
+        larger λ would only make the next step shorter still. -∞ where the objective rose or is not finite, or where the
+        model promises no descent: both are failures that must raise λ, whatever the sign of the quotient.
     """
     change = f_new - f_old
+    if abs(change) <= noise and -noise <= model_change < 0:
+        return 1.0
     if not math.isfinite(change) or not math.isfinite(model_change) or change > 0 or model_change >= 0:
         return -math.inf
     return change / model_change

@@ -51,6 +51,9 @@ def _advice(info: StepInfo) -> Iterator[str]:
         yield "the curvature is not positive: the loss must be convex in the outputs"
     if info.damping_bound is DampingBound.CEILING:
         yield "no step is short enough at damping_max: the loss must be the same function at every evaluation"
+    if info.reduction_ratio > 0.75:
+        yield "steps are too short for the precision of the parameters: scale inputs to about 1, or use model.double()"
+        return
     yield f"damping={10 * info.damping:.3g}"
     yield "more curvature rows, a larger batch, model.double()"
 

@@ -1,24 +1,29 @@
 """What is beyond the paper, in one step: made from the settings, absent by default. See docs/fast.md."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
 from shf.autodamping import FLOOR, START
-from shf.averaging import update_average
-from shf.caution import Caution, iterations
+from shf.averaging import AVERAGE, update_average
+from shf.caution import CAUTIOUS, Caution, iterations
 from shf.config import Config
-from shf.factored import FactorMemory, Renewal, Schedule
-from shf.heldout import HeldOut
+from shf.factored import FACTOR_NUMBERS, FACTORS, FactorMemory, Renewal, Schedule
+from shf.heldout import HELD_OUT_NUMBERS, MOVED, HeldOut
 from shf.network import Network
 from shf.preconditioner import Preconditioner
 from shf.ranks import Ranks
-from shf.remembered import OptimizerState
+from shf.remembered import OptimizerState, remember
 from shf.search import Backtracking
 from shf.step import LEVENBERG_MARQUARDT, Rule, Solver, StepInfo
 from shf.worth import not_worth, prices
+
+_FLOOR, _UNSETTLED = "damping_floor", "damping_unsettled"
+_LOOKS = 10
+"""Batches without curvature after which λ is left to ρ alone: the loss has none."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,7 @@ class Extras:
         heldout: the rule that hears the next batch.
         caution: the rule that holds CG to one iteration.
         floor: λ's, from the curvature; 0 where the settings' own is all there is.
+        settled: whether λ's beginning is chosen; None where nothing was to be chosen in this step.
         averaging: what the running average of iterates keeps; 0 for none.
     """
 
@@ -46,6 +52,7 @@ class Extras:
     caution: Caution | None = None
     floor: float = 0.0
     averaging: float = 0.0
+    settled: bool | None = None
 
     @property
     def rule(self) -> Rule:
@@ -56,7 +63,9 @@ class Extras:
 
     def write(self, before: Tensor, after: Tensor, info: StepInfo) -> dict[str, Any]:
         """Puts what is to be remembered into the optimizer's state; the numbers are the caller's to keep."""
-        numbers: dict[str, Any] = {"damping_floor": self.floor} if self.floor else {}
+        numbers: dict[str, Any] = {_FLOOR: self.floor} if self.floor else {}
+        if self.settled is not None:
+            numbers[_UNSETTLED] = not self.settled
         if self.renewal is not None:
             numbers |= self.renewal.write()
         if self.heldout is not None:
@@ -79,10 +88,12 @@ def make_extras(
     ranks: Ranks,
 ) -> Extras:
     """The extras that the settings ask for, at the optimizer's present state; λ begins by B's mean eigenvalue if given."""
-    iteration, damping, floor = scalars["iteration"], scalars["damping"], scalars.get("damping_floor", 0.0)
+    iteration, damping, floor = scalars["iteration"], scalars["damping"], scalars.get(_FLOOR, 0.0)
+    settled = None
     if mean_eigenvalue is not None:
-        first, floor = START * mean_eigenvalue or 1.0, FLOOR * mean_eigenvalue
-        damping = min(max(first, config.damping_min), config.damping_max)
+        first = START * mean_eigenvalue or (1.0 if math.isnan(damping) else damping)
+        damping, floor = min(max(first, config.damping_min), config.damping_max), FLOOR * mean_eigenvalue
+        settled = mean_eigenvalue > 0 or iteration + 1 >= _LOOKS
     renewal = heldout = None
     if Preconditioner(config.preconditioner) is Preconditioner.KRONECKER:
         share = curvature_share(config, rows)
@@ -91,7 +102,32 @@ def make_extras(
     if config.damping_rule == "held-out":
         heldout = HeldOut(network, state, scalars, config.damping_factor, ranks)
     caution = None if config.cg_noise is None else Caution(config.cg_noise, scalars)
-    return Extras(network, state, damping, iteration, renewal, heldout, caution, floor, config.averaging)
+    return Extras(network, state, damping, iteration, renewal, heldout, caution, floor, config.averaging, settled)
+
+
+def is_unsettled(scalars: Mapping[str, Any]) -> bool:
+    """Whether λ's beginning is yet to be chosen: before the first step, and after steps on batches without curvature (all
+    of their rows masked, say), as long as these are but the first."""
+    return math.isnan(scalars["damping"]) or bool(scalars.get(_UNSETTLED))
+
+
+def forget_switched_off(config: Config, state: OptimizerState, scalars: Mapping[str, Any]) -> dict[str, Any]:
+    """Removes from a state what options that are off have left in it: it would be stale once they are on again. Returns the
+    scalars that stay."""
+    kept: list[
+        tuple[bool, Sequence[str], Sequence[str]]
+    ] = [  # whether it is on, its entries of parameters, its numbers
+        (config.averaging > 0, (AVERAGE,), ()),
+        (config.damping_rule == "held-out", (MOVED,), HELD_OUT_NUMBERS),
+        (Preconditioner(config.preconditioner) is Preconditioner.KRONECKER, FACTORS, FACTOR_NUMBERS),
+        (config.cg_noise is not None, (), (CAUTIOUS,)),
+        (config.damping == "auto", (), (_FLOOR, _UNSETTLED)),
+    ]
+    entries = [name for on, names, _ in kept if not on for name in names]
+    for p in list(state):
+        remember(state, p, **dict.fromkeys(entries))
+    numbers = {name for on, _, names in kept if not on for name in names}
+    return {name: value for name, value in scalars.items() if name not in numbers}
 
 
 def make_solver(config: Config, scalars: dict[str, Any], rows: int) -> Solver:

@@ -26,8 +26,11 @@ from shf.remembered import OptimizerState, forget_others, recall, remember
 _SHARE = 0.2
 """Of a step's multiplications that renewals may take, on average."""
 _INPUT, _OUTPUT, _DIAGONAL = "input_factor", "output_factor", "diagonal"
-_ENTRIES = (_INPUT, _OUTPUT, _DIAGONAL)
+FACTORS = (_INPUT, _OUTPUT, _DIAGONAL)
+"""Their names in the optimizer's state."""
 _COUNT, _DUE, _DAMPING = "factor_renewals", "factors_due", "factor_damping"
+FACTOR_NUMBERS = (_COUNT, _DUE, _DAMPING)
+"""The names of what goes with them among the optimizer's numbers."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ class Renewal:
 
     def __post_init__(self) -> None:
         self._factors = self.memory.read(self.network, self.state)
-        self._numbers = {name: self.scalars.get(name) for name in (_COUNT, _DUE, _DAMPING)}
+        self._numbers = {name: self.scalars.get(name) for name in FACTOR_NUMBERS}
         due, known = self._numbers[_DUE], self._numbers[_DAMPING]
         self.due = self._factors is None or due is None or known is None or self.iteration >= due
         self.blocks = find_blocks(self.network) if self.due else []
@@ -164,8 +167,8 @@ class Renewal:
         for block, (a, g) in zip(self._factors.blocks, self._factors.pairs, strict=True):
             found[block.weight] = {_INPUT: a, _OUTPUT: g}
         for i, p in enumerate(self.network.parameters):
-            remember(self.state, p, **dict.fromkeys(_ENTRIES) | found.get(i, {}))
-        for name in _ENTRIES:
+            remember(self.state, p, **dict.fromkeys(FACTORS) | found.get(i, {}))
+        for name in FACTORS:
             forget_others(self.network, self.state, name)
         return self._numbers
 
@@ -235,7 +238,7 @@ def _shared_inverse(factors: Factors, damping: float, decay: Decay, ranks: Ranks
 
 def _entries(network: Network, state: OptimizerState) -> list[dict[str, Tensor]]:
     """What is remembered of each parameter's factors."""
-    found = [{name: recall(state, p, name) for name in _ENTRIES} for p in network.parameters]
+    found = [{name: recall(state, p, name) for name in FACTORS} for p in network.parameters]
     return [{name: tensor for name, tensor in entry.items() if tensor is not None} for entry in found]
 
 

@@ -56,6 +56,8 @@ _COSTLY = 1.0
 _FASTEST_UP, _FASTEST_DOWN = HELD_OUT_RISE, 2.0
 """The most powers of the damping factor by which λ rises and falls in a step."""
 _PREFIX, _UNIT, _GAIN = "heldout_", "heldout_unit", "heldout_gain"
+MOVED = "moved"
+"""The name of the last move in the optimizer's state."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,10 @@ def _clipped(units: float) -> float:
     return min(max(units, -_MOST), _MOST)
 
 
+HELD_OUT_NUMBERS = (_UNIT, _GAIN, *(_PREFIX + field.name for field in fields(Averages)))
+"""The names of what the rule remembers among the optimizer's numbers."""
+
+
 class HeldOut:
     """The rule in one step: hears this batch's verdict on the last step, and remembers this one's move.
 
@@ -146,7 +152,7 @@ class HeldOut:
         self, damping: float, value: float, downhill: Tensor, f: Callable[[Tensor, float], float], dot: Dot
     ) -> float:
         """λ for this step, from f here, -∇f here, and f elsewhere on the same batch."""
-        pieces = [recall(self._state, p, "moved") for p in self._network.parameters]
+        pieces = [recall(self._state, p, MOVED) for p in self._network.parameters]
         if any(piece is None for piece in pieces) or self._unit <= 0:
             return damping
         step = self._ranks.own(self._network.shapes.flatten(pieces, self._network.parameters[0]))
@@ -166,8 +172,8 @@ class HeldOut:
         average = gain if self._gain <= 0 else _MEMORY * self._gain + (1 - _MEMORY) * gain
         pieces = None if move is None or not all_finite(move) else self._network.shapes.split(move)
         for i, p in enumerate(self._network.parameters):
-            remember(self._state, p, moved=None if pieces is None else pieces[i])
-        forget_others(self._network, self._state, "moved")
+            remember(self._state, p, **{MOVED: None if pieces is None else pieces[i]})
+        forget_others(self._network, self._state, MOVED)
         return {
             _UNIT: max(gain, average / 3),
             _GAIN: average,

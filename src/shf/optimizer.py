@@ -1,7 +1,6 @@
 """SHF as a torch.optim.Optimizer: parameter groups, state, epochs. Only it and `averaging` write parameters."""
 
 import copy
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,7 +20,7 @@ from shf.decay import Decay
 from shf.derivatives import refuse_single_derivatives_on
 from shf.diagnosis import diagnose
 from shf.exhaustion import explained_exhaustion
-from shf.extras import Extras, make_extras, make_solver
+from shf.extras import Extras, forget_switched_off, is_unsettled, make_extras, make_solver
 from shf.factored import FactorMemory
 from shf.groups import Group, Parameters, check_decay, decay_weights, make_groups, members, refuse_settings, trainable
 from shf.interruption import no_interrupts
@@ -196,7 +195,7 @@ class SHF(Optimizer):
                 share=share,
             )
             mean, looks = None, 0  # at the curvature, for the first λ
-            if math.isnan(self.damping):
+            if is_unsettled(self._scalars):
                 plain = make(settings=replace(self._settings, preconditioner=Preconditioner.NONE, noise=False))
                 try:
                     mean, looks = mean_eigenvalue(plain, own.network.theta(), seed, ranks)
@@ -275,7 +274,8 @@ class SHF(Optimizer):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues where `state_dict` was taken: δ, λ, γ, β, epoch, seed and the groups' weight decay come from it."""
+        """Continues where `state_dict` was taken: δ, λ, γ, β, epoch, seed and the groups' weight decay come from it. What
+        options remember that are off here is dropped."""
         if "shf" not in (state_dict.get("param_groups") or [{}])[0]:
             raise ValueError(
                 f"the state was not saved by {type(self).__name__}: its first parameter group has no 'shf'"
@@ -283,6 +283,7 @@ class SHF(Optimizer):
         refuse_other_shapes(state_dict, self.param_groups)
         super().load_state_dict(state_dict)
         self.param_groups = [Group(group) for group in self.param_groups]
+        self.param_groups[0]["shf"] = forget_switched_off(self.config, self.state, self._scalars)
         self._last_solution.forget()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -382,6 +383,8 @@ class SHF(Optimizer):
         if info.accepted and self.config.max_norm is not None:
             groups = input_major_groups(network.model, network.parameters)
             clip_norms_(theta_next, network.shapes, self.config.max_norm, groups)
+        if info.accepted and torch.equal(theta_next, theta):  # too short a step for the precision of θ
+            info = replace(info, accepted=False, step_size=0.0, loss_after=info.loss_before)
         scalars = {
             **scalars,
             "damping": after.damping,

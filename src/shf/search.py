@@ -55,12 +55,15 @@ def line_search(
     slope: float,
     *,
     steps: int,
+    noise: float = 0.0,
     shrink: float = 0.8,
     sufficient: float = 0.01,
 ) -> Rate:
     """Backtracking (Armijo) line search: the largest α = 0.8^j with f(θ+αδ) ≤ f_0 + 0.01 α min(g'δ, 0).
 
     A warm-started δ can point uphill (g'δ > 0); the test as printed would then accept a rise, hence the minimum with 0.
+    Where neither the slope nor the change of f is more than rounding, trials would pass by chance alone: α = 1, and f counts
+    as not having risen.
 
     Args:
         value_at: α ↦ f(θ + αδ).
@@ -68,7 +71,10 @@ def line_search(
         f_full: f(θ + δ), already known.
         slope: g'δ.
         steps: ω, the trials after α = 1. When all fail the step is rejected: α = 0.
+        noise: what f may change by through rounding alone.
     """
+    if abs(slope) <= noise and abs(f_full - f_old) <= noise:
+        return Rate(1.0, min(f_full, f_old))
     slope = min(slope, 0.0)
     alpha, value = 1.0, f_full
     for trial in range(steps + 1):

@@ -14,7 +14,7 @@ from torch import Tensor
 from shf.candidates import Candidates
 from shf.cg import CGResult, CGStop, Dot, LinearMap, conjugate_gradient, inner_product, keep_all, never
 from shf.config import Config
-from shf.damping import DampingBound, adapt_damping, bound_reached, reduction_ratio
+from shf.damping import DampingBound, adapt_damping, bound_reached, reduction_ratio, rounding
 from shf.flat import all_finite
 from shf.momentum import conjugate_to_last
 from shf.nonfinite import NonFiniteError
@@ -45,7 +45,8 @@ class StepInfo:
 
     Attributes:
         loss_before: f_0 = f(θ) on this batch with this step's masks, weight decay included.
-        loss_after: f(θ + αδ) on the same batch and masks, before β and clipping; f_0 where the step was rejected.
+        loss_after: f(θ + αδ) on the same batch and masks, before β and clipping; f_0 where the step was rejected, or where
+            f rose by no more than rounding.
         gradient_norm: ‖∇f(θ)‖.
         reduction_ratio: ρ; -inf where f rose or the model promised no descent, nan where the gradient is zero.
         damping: the λ used in this step.
@@ -215,6 +216,7 @@ def shf_step(
     gradient_norm = math.sqrt(dot(downhill, downhill))
     if not (math.isfinite(f_old) and (math.isfinite(gradient_norm) or all_finite(downhill, dot))):
         raise NonFiniteError.of_sum(f_old, gradient_norm)
+    noise = rounding(f_old, torch.finfo(downhill.dtype).eps)
     most = config.damping_max
     least = min(max(config.damping_min, rule.floor), most)
     lam = min(max(rule.hear(lam, f_old, downhill, f, dot), least), most)
@@ -231,10 +233,12 @@ def shf_step(
     else:
         # ρ ← (f_k - f_{k-1}) / (½ δ'Bδ + ∇f'δ): CG's value is the damped model's, ½λ(δ'δ + μδ'Sδ) above
         undamped = best.model - 0.5 * lam * dot(best.delta, best.delta) - A.structural(best.delta)
-        rho = reduction_ratio(best.value, f_old, undamped)
+        rho = reduction_ratio(best.value, f_old, undamped, noise)
         # α: f(θ + αδ) ≤ f_{k-1} + .01 α ∇f'δ
         slope = -dot(downhill, best.delta)
-        rate = line_search(partial(f, best.delta), f_old, best.value, slope, steps=config.line_search_steps)
+        rate = line_search(
+            partial(f, best.delta), f_old, best.value, slope, steps=config.line_search_steps, noise=noise
+        )
         # θ ← θ + β α δ
         theta_next = problem.point(best.delta, beta * rate.alpha) if rate.alpha else None
     if gradient_norm == 0:  # a batch that asks for nothing (all of it masked, say) tells nothing of λ
