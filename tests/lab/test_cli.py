@@ -1,6 +1,7 @@
 """The command line: exit codes, JSON, refusals with nothing overwritten, signals, completion."""
 
 import errno
+import io
 import itertools
 import json
 import os
@@ -17,14 +18,17 @@ from typing import Any
 
 import pytest
 import typer.main
-from runs_helpers import assert_same_run, files, tiny_experiment
+from rich.console import Console
+from runs_helpers import assert_same_run, files, tiny_config, tiny_experiment
 from typer.testing import CliRunner, Result
 
 import shf
 from shf import cli
-from shf.lab import bench, checkpoint, choices, commands, experiments, subjects
+from shf.lab import bench, checkpoint, choices, commands, experiments, runner, subjects
 from shf.lab.baselines.registry import METHODS
 from shf.lab.checkpoint import CheckpointStore
+from shf.lab.observer import Observer
+from shf.lab.progress import BarObserver, LineObserver, QuietObserver, show
 from shf.lab.records import read_run
 from shf.lab.runconfig import CLOCKS
 
@@ -519,14 +523,6 @@ def test_two_processes_on_one_directory(tmp_path: Path) -> None:
 
 
 def test_on_a_terminal_there_is_a_bar_with_loss_error_damping_ratio_and_time(tmp_path: Path) -> None:
-    import io
-
-    from rich.console import Console
-    from runs_helpers import tiny_config
-
-    from shf.lab import runner
-    from shf.lab.progress import BarObserver, LineObserver, QuietObserver, show
-
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=160)
     observer = show(console)
@@ -537,3 +533,97 @@ def test_on_a_terminal_there_is_a_bar_with_loss_error_damping_ratio_and_time(tmp
         assert words in seen, words
     assert isinstance(show(Console(file=screen)), LineObserver)
     assert isinstance(show(console, quiet=True), QuietObserver)
+
+
+# who watches is gone
+
+
+class Gone(io.StringIO):
+    """A stream that takes so many writes, and then none; a terminal, if asked to be."""
+
+    def __init__(self, error: Exception, writes: int = 0, *, terminal: bool = False) -> None:
+        super().__init__()
+        self.error, self.left, self.terminal = error, writes, terminal
+        self.failures = 0
+
+    def write(self, text: str) -> int:
+        self.left -= 1
+        if self.left < 0:
+            self.failures += 1
+            raise self.error
+        return super().write(text)
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.ENOSPC, "full"), BrokenPipeError(), OSError(errno.EIO, "gone"), ValueError("closed")],
+    ids=repr,
+)
+@pytest.mark.parametrize(("terminal", "quiet"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize("writes", [0, 1])
+def test_a_run_goes_on_when_nobody_can_see_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, terminal: bool, quiet: bool, writes: int
+) -> None:
+    """Fails if an observer writes to a stream itself: the run would end with the error of a progress line or a warning."""
+    stream = Gone(error, writes, terminal=terminal)
+    monkeypatch.setattr(sys, "stderr", stream)
+    observer = show(Console(stderr=True), quiet=quiet)
+    runner.start(tiny_config(epochs=1), tmp_path, observer=observer)
+    assert read_run(tmp_path).run["status"] == "finished"
+    for text in ("one", "two"):
+        observer.warn(text)
+    failures = stream.failures
+    observer.warn("three")
+    assert stream.failures == failures > 0, "it is silent after the first failure"
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_without_standard_error_warnings_do_not_go_to_standard_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], quiet: bool
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    show(Console(stderr=True), quiet=quiet).warn("the disk is full")
+    assert capsys.readouterr().out == ""
+
+
+def test_a_warning_that_nobody_takes_is_in_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if `Recorder.say` lets the error of the observer out: a full disk would end the run by its own warning."""
+
+    class Absent(Observer):
+        def warn(self, text: str) -> None:
+            raise BrokenPipeError
+
+    genuine = checkpoint.write_atomically
+    refusals = iter([OSError(errno.ENOSPC, "full")])
+
+    def once_full(*words: Any) -> None:
+        if (error := next(refusals, None)) is not None:
+            raise error
+        genuine(*words)
+
+    monkeypatch.setattr(checkpoint, "write_atomically", once_full)
+    options = runner.RunOptions(checkpoint_seconds=0.0)
+    assert runner.start(tiny_config(epochs=1), tmp_path, observer=Absent(), options=options).saved
+    assert "the checkpoint could not be written" in read_run(tmp_path).run["warnings"][0]
+
+
+@pytest.mark.parametrize("shell", ["{} 2>/dev/full >/dev/null", "{} 2>&1 >/dev/null | true"])
+def test_a_run_whose_progress_cannot_be_written_ends_with_0(tmp_path: Path, shell: str) -> None:
+    """As a process, whose last act is to flush its streams."""
+    words = ("run", "tiny", "--epochs", "1", "--threads", "1", "--out", str(tmp_path / "a"))
+    command = shlex.join([sys.executable, "-c", TINY_MAIN, str(Path(__file__).parent), *words])
+    script = f"set -o pipefail; {shell.format(command)}"
+    found = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120)
+    assert read_run(tmp_path / "a").run["status"] == "finished"
+    assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
+
+
+def test_a_search_goes_on_when_nobody_can_see_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Gone(BrokenPipeError()))
+    command = typer.main.get_command(commands.app)
+    words = ["tune", "tiny", "adam", "--minutes", "0.001", "--out", str(tmp_path / "tuned.json")]
+    command.main(words, standalone_mode=False)
+    assert "tiny" in choices.read_choices(tmp_path / "tuned.json")

@@ -21,6 +21,7 @@ from typer.core import TyperGroup
 
 from shf.lab.allocator import keep_freed_memory
 from shf.lab.experiments import EXPERIMENTS, ExperimentError
+from shf.lab.outlet import Outlet
 
 if TYPE_CHECKING:
     from shf.lab.observer import RunResult
@@ -40,13 +41,13 @@ class Commands(TyperGroup):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(FAILED) from None
         except KeyboardInterrupt:  # runs hear it themselves, and save
-            typer.echo("error: interrupted", err=True)
+            Outlet(sys.stderr).line("error: interrupted")
             raise typer.Exit(FAILED) from None
         except Exception as error:
             code = exit_code(error)
             if code is None:
                 raise
-            typer.echo(f"error: {_words(error)}", err=True)
+            Outlet(sys.stderr).line(f"error: {_words(error)}")
             raise typer.Exit(code) from None
 
 
@@ -237,13 +238,15 @@ def tune(
     if not place.parent.is_dir() or not os.access(place.parent, os.W_OK):
         raise ExperimentError(f"{place}: its directory cannot be written to; choose another --out")
 
+    errors = Outlet(sys.stderr)
+
     def report(rung: int, size: int, trial: Trial) -> None:
         if not quiet:
             last = trial.scores[-1]
             shown = "diverged" if last is None else f"{last:.4g}"
             amount = {} if trial.input_dropout is None else {"input_dropout": trial.input_dropout}
             settings = ", ".join(f"{name}={value}" for name, value in {**trial.settings, **amount}.items())
-            typer.echo(f"rung {rung}, with {size} trials: {settings}: {shown}", err=True)
+            errors.line(f"rung {rung}, with {size} trials: {settings}: {shown}")
 
     choice = tune_experiment(
         chosen,
@@ -260,7 +263,7 @@ def tune(
     else:
         typer.echo(f"{spec.name} on {chosen.name}: {provenance(choice)['words']}, {choice.metric} {choice.score:.4g}")
     for name in choice.edge:
-        typer.echo(f"{name} lies at the end of its grid: a wider one might do better", err=True)
+        errors.line(f"{name} lies at the end of its grid: a wider one might do better")
     path = write_choice(choice, out)  # after what a disk that refuses it must not lose
     if not as_json:
         typer.echo(f"written to {path}")

@@ -150,7 +150,8 @@ class Recorder:
     def say(self, text: str) -> None:
         """A warning, to the person who watches and to the record."""
         self.warnings.append(text)
-        self._warn(text)
+        with contextlib.suppress(OSError, ValueError):  # whoever watches may be gone
+            self._warn(text)
 
     def _clear(self) -> None:
         """Remove what another run left, for a run that was told to replace it."""
