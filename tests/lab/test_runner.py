@@ -27,7 +27,7 @@ from runs_helpers import (
 )
 
 from realdata import real
-from shf.lab import checkpoint, machine, runconfig, runner
+from shf.lab import checkpoint, machine, recorder, runconfig, runner
 from shf.lab.baselines.protocol import MethodSpec
 from shf.lab.baselines.registry import METHODS
 from shf.lab.batches import batch_rows
@@ -703,6 +703,40 @@ def test_after_failed_checkpoints_the_last_good_one_continues_the_run(
     runner.resume(tmp_path / "parts", observer=watcher)
     assert 1 < watcher.iterations[0] < 8
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.parametrize("fails", ["the writer", "add_scalar", "close"])
+def test_events_that_cannot_be_written_are_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """Fails if `Recorder` does not guard the events: the run would end with the OSError of a row, or at its end."""
+    tried: list[str] = []
+
+    class Writer:
+        def __init__(self, *_: Any) -> None:
+            self.attempt("the writer")
+
+        def add_scalar(self, *_: Any) -> None:
+            self.attempt("add_scalar")
+
+        def close(self) -> None:
+            self.attempt("close")
+
+        def attempt(self, name: str) -> None:
+            tried.append(name)
+            if name == fails:
+                _full_disk()
+
+    monkeypatch.setattr(recorder, "_events", Writer)
+    watcher = Watcher()
+    result = runner.start(tiny_config(), tmp_path, observer=watcher, options=runner.RunOptions(tensorboard=True))
+    assert (result.status, result.saved) == (Status.FINISHED, True)
+    assert watcher.iterations == list(range(1, 10))
+    (warning,) = watcher.warnings
+    assert "the TensorBoard events could not be written" in warning
+    assert read_run(tmp_path).run["warnings"] == [warning]
+    assert tried.count(fails) == 1
+    assert tried[-1] == fails, "nothing is asked of a writer that has failed"
 
 
 def test_a_run_directory_that_vanishes_does_not_stop_the_training(tmp_path: Path) -> None:
