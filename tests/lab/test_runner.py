@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -215,7 +215,7 @@ def test_a_record_keeps_what_its_earlier_parts_were_computed_with(tmp_path: Path
     record = tmp_path / "run.json"
     content = json.loads(record.read_text())
     content["versions"]["torch"], content["warnings"] = "1.0", ["the disk was full"]
-    record.write_text(json.dumps(content))
+    write_run(record, content)
     runner.resume(tmp_path, epochs=2)
     found = json.loads(record.read_text())
     assert found["earlier"] == [{"versions": content["versions"], "machine": content["machine"]}]
@@ -415,6 +415,43 @@ def test_a_record_that_is_refused_stays_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="cannot be continued"):
         runner.resume(tmp_path / "run", epochs=5)
     assert files(tmp_path / "run") == before
+
+
+EDITS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "created": lambda record: record.update(created="2001-01-01T00:00:00+00:00"),
+    "machine": lambda record: record["machine"].update(processor="an abacus"),
+    "versions": lambda record: record["versions"].update(torch="9.9"),
+    "config.tuning": lambda record: record["config"]["tuning"].update(words="tuned: 0.1 (best of 99)"),
+    "config.method": lambda record: record["config"].update(method="nonsense"),
+    "config.threads": lambda record: record["config"].update(threads="two"),
+    "warnings": lambda record: record.update(warnings=5),
+    "earlier": lambda record: record.update(earlier=5),
+    "summary": lambda record: record.update(summary=[1]),
+    "its seal": lambda record: record.pop("record_sha256"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("killed", [False, True])
+def test_an_edited_record_is_not_continued(tmp_path: Path, edit: str, killed: bool) -> None:
+    """Fails if `resume` does not look at the record's own seal: the change would come under a new one, and be believed."""
+    config, path = tiny_config(epochs=2), tmp_path / "run.json"
+    if killed:
+        with pytest.raises(RuntimeError, match="killed"):
+            runner.start(config, tmp_path, observer=Watcher(4, die), options=OFTEN)
+    else:
+        runner.start(config, tmp_path)
+    intact = path.read_bytes()
+    record = json.loads(intact)
+    EDITS[edit](record)
+    path.write_text(json.dumps(record))
+    before = files(tmp_path)
+    for epochs in (None, 3):
+        with pytest.raises(RecordError, match=r"run.json: its own SHA-256 does not match; .* cannot be continued"):
+            runner.resume(tmp_path, epochs=epochs)
+    assert files(tmp_path) == before
+    path.write_bytes(intact)
+    assert runner.resume(tmp_path, epochs=3).status is Status.FINISHED
 
 
 def test_more_epochs_for_a_schedule_that_ends_with_the_run_are_warned_about(tmp_path: Path) -> None:
@@ -624,7 +661,7 @@ def test_other_data_are_refused(tmp_path: Path) -> None:
     runner.start(tiny_config(epochs=1), tmp_path)
     record = json.loads((tmp_path / "run.json").read_text())
     record["data"]["checksums"] = {"other": "00"}
-    (tmp_path / "run.json").write_text(json.dumps(record))
+    write_run(tmp_path / "run.json", record)
     with pytest.raises(RecordError, match="other data"):
         runner.resume(tmp_path, epochs=2)
 

@@ -192,6 +192,24 @@ def read_run_file(directory: Path) -> dict[str, Any]:
     return record
 
 
+def read_sealed_run_file(directory: Path) -> dict[str, Any]:
+    """`read_run_file` of a run that is to go on: refuses a record that was changed after it was written, which would come
+    under a new seal with the change in it. A run that was killed has a sealed record too, that of its last checkpoint."""
+    record = read_run_file(directory)
+    if not _is_sealed(record):
+        raise RecordError(
+            f"{directory / RUN_FILE}: its own SHA-256 does not match; "
+            "the record was changed by hand or damaged, and cannot be continued"
+        )
+    return record
+
+
+def _is_sealed(record: Mapping[str, Any]) -> bool:
+    """Whether a record is as it was written."""
+    unsealed = {key: value for key, value in record.items() if key != "record_sha256"}
+    return _own_digest(unsealed) == record.get("record_sha256")
+
+
 @dataclass(frozen=True)
 class RunRecord:
     """A run as the report sees it. `problems` says, in words, what about the record cannot be trusted."""
@@ -284,8 +302,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 
 def _seal_problems(directory: Path, run: Mapping[str, Any]) -> Iterator[str]:
     """In words: every part of the record that is not what it was when it was written."""
-    unsealed = {key: value for key, value in run.items() if key != "record_sha256"}
-    if _own_digest(unsealed) != run.get("record_sha256"):
+    if not _is_sealed(run):
         yield f"{RUN_FILE} was changed after it was written (its own SHA-256 does not match)"
     try:
         seal = Seal.from_json(run.get("metrics"))

@@ -33,7 +33,7 @@ from shf.lab.observer import Observer, RunResult, Status
 from shf.lab.pretraining import pretrain_
 from shf.lab.problem import build
 from shf.lab.recorder import CHECKPOINTS, Recorder, holds_run
-from shf.lab.records import RecordError, Seal, read_run_file
+from shf.lab.records import RecordError, Seal, read_run_file, read_sealed_run_file
 from shf.lab.runconfig import RunConfig
 from shf.lab.training import Training
 
@@ -106,14 +106,14 @@ def resume(
 ) -> RunResult:
     """Continue a run from its last intact checkpoint; `epochs` or `minutes` set a new limit."""
     observer, options = observer or Observer(), options or RunOptions()
-    record = read_run_file(directory)
+    record = read_sealed_run_file(directory)
     if record.get("status") == Status.FINISHED and epochs is None and minutes is None:
         observer.note(f"{directory} has finished; give it more with --epochs or --minutes")
         return RunResult(Status.FINISHED, directory, _config(record), record.get("summary") or {})
     with locked(directory, force=options.force) as stale:
         if stale:
             observer.note(stale)
-        record = read_run_file(directory)  # another process may have gone on with it until now
+        record = read_sealed_run_file(directory)  # another process may have gone on with it until now
         config = _config(record)
         if epochs is not None or minutes is not None:
             config = dataclasses.replace(config, epochs=epochs, minutes=minutes)
