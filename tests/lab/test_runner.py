@@ -28,6 +28,7 @@ from runs_helpers import (
 
 from realdata import real
 from shf.lab import checkpoint, machine, recorder, runconfig, runner
+from shf.lab.baselines import registry
 from shf.lab.baselines.protocol import MethodSpec
 from shf.lab.baselines.registry import METHODS
 from shf.lab.batches import batch_rows
@@ -356,7 +357,7 @@ class Noisy:
 
 def test_the_global_generator_continues_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = MethodSpec("noisy", "draws from the global generator", lambda model, *_: Noisy(model), {})
-    monkeypatch.setattr(runner, "METHODS", {"noisy": spec})
+    monkeypatch.setattr(registry, "METHODS", {**METHODS, "noisy": spec})
     config = dataclasses.replace(tiny_config(), method="noisy", settings={})
     runner.start(config, tmp_path / "whole")
     runner.start(config, tmp_path / "parts", observer=Watcher(5, lambda: os.kill(os.getpid(), signal.SIGINT)))
@@ -447,7 +448,7 @@ def test_an_edited_record_is_not_continued(tmp_path: Path, edit: str, killed: bo
     path.write_text(json.dumps(record))
     before = files(tmp_path)
     for epochs in (None, 3):
-        with pytest.raises(RecordError, match=r"run.json: its own SHA-256 does not match; .* cannot be continued"):
+        with pytest.raises(RecordError, match=r"own SHA-256 does not match; .* cannot be continued|not a record"):
             runner.resume(tmp_path, epochs=epochs)
     assert files(tmp_path) == before
     path.write_bytes(intact)
@@ -634,6 +635,35 @@ def test_a_restarted_run_finds_its_directory_beside_others(tmp_path: Path) -> No
     assert runner.unfinished_directory(config, tmp_path).name == "shf-seed0-2"
     other = tiny_config(epochs=1, options=("damping=3",))
     assert runner.unfinished_directory(other, tmp_path) == runner.fresh_directory(other, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"method": "nonsense"}, "no optimizer is called 'nonsense'"),
+        ({"method": 5}, "method=5: must be str"),
+        ({"threads": 0}, "threads=0: must be at least 1"),
+        ({"threads": "two"}, "threads='two': must be int"),
+        ({"threads": True}, "threads=True: must be int"),
+        ({"seed": "a"}, "seed='a': must be int"),
+        ({"batch": -1}, "batch=-1: must be at least 0"),
+        ({"epochs": 1.5}, "epochs=1.5: must be int or NoneType"),
+        ({"minutes": "1"}, "minutes='1': must be int or float or NoneType"),
+        ({"settings": ["a"]}, "settings is ['a'], expected an object"),
+        ({"clock": ["wall"]}, "must be str"),
+        ({"pretraining": {"epoch": 5}}, "the recorded configuration cannot be read"),
+    ],
+)
+def test_a_configuration_that_makes_no_sense_is_refused_in_words(
+    tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
+    """Of a record that was sealed all the same, by another version say."""
+    runner.start(tiny_config(epochs=1), tmp_path)
+    record = json.loads((tmp_path / "run.json").read_text())
+    record["config"].update(changes)
+    write_run(tmp_path / "run.json", record)
+    with pytest.raises((ExperimentError, RecordError), match=re.escape(says)):
+        runner.resume(tmp_path, **({} if "epochs" in changes or "minutes" in changes else {"epochs": 2}))
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:

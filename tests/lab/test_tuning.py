@@ -302,6 +302,17 @@ class TestFile:
             write_choice(self.choice(), path)
         assert path.read_text() == text, "a file that cannot be read is not overwritten"
 
+    @pytest.mark.parametrize("settings", [["a"], 5, None, "learning_rate"])
+    def test_settings_that_are_none_are_an_error_too(self, tmp_path: Path, settings: Any) -> None:
+        path = write_choice(self.choice(), tmp_path / "tuned.json")
+        content = json.loads(path.read_text())
+        content["toy"]["sgd"]["settings"] = settings
+        path.write_text(json.dumps(content))
+        with pytest.raises(
+            ChoicesError, match=r"tuned.json is not a file of tuned settings .*must be an object, found"
+        ):
+            read_choices(path)
+
     def test_searches_that_end_together_do_not_lose_choices(self, tmp_path: Path) -> None:
         path = tmp_path / "tuned.json"
         threads = [

@@ -84,6 +84,8 @@ class Choice:
         if not isinstance(record, Mapping) or set(record) != names:
             found = sorted(record) if isinstance(record, Mapping) else type(record).__name__
             raise ChoicesError(f"a choice must have the fields {sorted(names)}, found {found}")
+        if not isinstance(record["settings"], Mapping):
+            raise ChoicesError(f"the settings of a choice must be an object, found {record['settings']!r}")
         trials = tuple(Trial(**{**trial, "scores": tuple(trial["scores"])}) for trial in record["trials"])
         return cls(**{**record, "edge": tuple(record["edge"]), "trials": trials})
 

@@ -27,6 +27,14 @@ RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
 SAMPLES_FILE = "samples.npz"
 
+_KINDS: Mapping[str, type] = {
+    **dict.fromkeys(("config", "data", "versions", "machine", "summary"), dict),
+    **dict.fromkeys(("warnings", "earlier"), list),
+}
+_KINDS_OF_CONFIG: Mapping[str, type] = {
+    **dict.fromkeys(("settings", "tuning", "pretraining"), dict),
+    "options": list,
+}
 _LONGEST_LINE = 1 << 20
 _LONGEST_RUN_FILE = 1 << 24
 _FLUSH_BYTES = 1 << 16
@@ -189,7 +197,17 @@ def read_run_file(directory: Path) -> dict[str, Any]:
             f"{path}: written with record schema {record['schema']}, this version of shf reads up to {SCHEMA}; "
             "upgrade shf to read it"
         )
+    _check_kinds(path, record, _KINDS)
+    _check_kinds(path, record.get("config") or {}, _KINDS_OF_CONFIG)
     return record
+
+
+def _check_kinds(path: Path, part: Mapping[str, Any], kinds: Mapping[str, type]) -> None:
+    for name, kind in kinds.items():
+        value = part.get(name)
+        if value is not None and not isinstance(value, kind):
+            expected = "an object" if kind is dict else "a list"
+            raise RecordError(f"{path}: not a record of a run: {name} is {value!r}, expected {expected}")
 
 
 def read_sealed_run_file(directory: Path) -> dict[str, Any]:

@@ -20,8 +20,8 @@ import torch
 
 from shf import NonFiniteError
 from shf.lab import budget, machine
-from shf.lab.baselines.registry import METHODS
 from shf.lab.checkpoint import CheckpointStore, Loaded
+from shf.lab.configure import find_method
 from shf.lab.crew import Crew
 from shf.lab.data import Dataset
 from shf.lab.data.catalogue import Progress
@@ -269,7 +269,7 @@ def new_training(
             epochs=config.pretraining.epochs,
             generator=generator,
         )
-    spec = METHODS[config.method]
+    spec = find_method(config.method)
     try:
         method = spec.build(problem.model, problem.loss, _settings(config, problem.data.train_targets.shape[0]))
     except (TypeError, ValueError) as error:
