@@ -33,6 +33,7 @@ from shf.lab.baselines.protocol import MethodSpec
 from shf.lab.baselines.registry import METHODS
 from shf.lab.batches import batch_rows
 from shf.lab.checkpoint import CheckpointMismatchError, read
+from shf.lab.crew import Crew
 from shf.lab.experiments import EXPERIMENTS, Experiment, ExperimentError, Task
 from shf.lab.observer import Observer, Progress, Status
 from shf.lab.records import RUN_FILE, RecordError, read_run, write_run
@@ -224,6 +225,29 @@ def test_a_record_keeps_what_its_earlier_parts_were_computed_with(tmp_path: Path
     assert "the run was started with 1.0" in found["warnings"][1]
     runner.resume(tmp_path, epochs=3)
     assert len(json.loads(record.read_text())["earlier"]) == 1
+
+
+def test_a_record_tells_how_many_processes_there_were(tmp_path: Path) -> None:
+    """A record of one process says nothing about it, as before."""
+
+    class Two(Crew):
+        size = 2  # type: ignore[assignment]
+
+    two, watcher = runner.RunOptions(crew=Two()), Watcher()
+    runner.start(tiny_config(epochs=1), tmp_path, options=two)
+    started = read_run(tmp_path).run
+    assert started["machine"] == {**machine.description(), "processes": 2}
+    assert started["command"].startswith("torchrun --nproc-per-node 2 -m shf run tiny ")
+    runner.resume(tmp_path, epochs=2, options=two, observer=watcher)
+    assert watcher.warnings == []
+    runner.resume(tmp_path, epochs=3, observer=watcher)
+    (warning,) = watcher.warnings
+    assert "goes on with 1 process, its earlier part had 2" in warning
+    ended = read_run(tmp_path).run
+    assert ended["warnings"] == [warning]
+    assert ended["machine"] == machine.description()
+    assert [part["machine"] for part in ended["earlier"]] == [started["machine"]]
+    assert ended["command"].startswith("shf run tiny ")
 
 
 def test_seconds_per_epoch_are_those_of_batches_that_grew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

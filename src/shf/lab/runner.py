@@ -83,7 +83,7 @@ def start(
             )
         training = new_training(config, options.data_dir, note=observer.note)
         options.crew.lead(training)
-        record = _record(config, training.problem.data)
+        record = _record(config, training.problem.data, options.crew.size)
         recorder = Recorder(
             directory,
             record,
@@ -159,7 +159,7 @@ def _continue(
         _refuse_less(training, _config(record))
     recorder = Recorder(
         directory,
-        _continued(record, _record(config, training.problem.data)),
+        _continued(record, _record(config, training.problem.data, options.crew.size)),
         warn=observer.warn,
         resume_from=None if loaded is None else Seal.from_json(loaded.state.get("metrics")),
         store=store,
@@ -167,7 +167,12 @@ def _continue(
         tensorboard=options.tensorboard,
         first_iteration=training.position.iteration,
     )
-    for difference in (*_version_differences(record), *_schedule_differences(_config(record), config)):
+    differences = (
+        *_version_differences(record),
+        *_process_differences(record, options.crew.size),
+        *_schedule_differences(_config(record), config),
+    )
+    for difference in differences:
         recorder.say(difference)
     for text in () if loaded is None else loaded.passed_over:
         recorder.say(f"a damaged checkpoint was passed over, the one before it is used: {text}")
@@ -306,16 +311,19 @@ def _computing(config: RunConfig) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _record(config: RunConfig, data: Dataset) -> dict[str, Any]:
-    """``run.json`` of a run that starts now."""
+def _record(config: RunConfig, data: Dataset, processes: int) -> dict[str, Any]:
+    """``run.json`` of a run that starts now; the number of processes is told where there are several."""
+    several = {"processes": processes} if processes > 1 else {}
+    # as many on one host compute the same as on several, whose addresses nobody else has
+    launcher = f"torchrun --nproc-per-node {processes} -m " if several else ""
     return {
         "status": Status.RUNNING.value,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": config.command(),
+        "command": launcher + config.command(),
         "config": config.to_json(),
         "data": {"name": data.name, "checksums": dict(data.checksums), "note": data.note},
         "versions": machine.versions(),
-        "machine": machine.description(),
+        "machine": {**machine.description(), **several},
     }
 
 
@@ -360,6 +368,16 @@ def _version_differences(record: Mapping[str, Any]) -> Iterator[str]:
                 f"{name} {version} is installed, the run was started with {recorded[name]}: "
                 "it continues, but perhaps not bitwise as it would have"
             )
+
+
+def _process_differences(record: Mapping[str, Any], processes: int) -> Iterator[str]:
+    """Sums over the rows of a batch are rounded in another order where these are shared out otherwise."""
+    recorded = (record.get("machine") or {}).get("processes", 1)
+    if recorded != processes:
+        yield (
+            f"the run goes on with {processes} process{'' if processes == 1 else 'es'}, its earlier part had {recorded}: "
+            "it continues, but perhaps not bitwise as it would have"
+        )
 
 
 def _schedule_differences(before: RunConfig, now: RunConfig) -> Iterator[str]:
