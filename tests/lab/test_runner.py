@@ -1,5 +1,6 @@
 """Runs: recorded, interrupted, killed and continued exactly; a failing disk does not stop them."""
 
+import contextlib
 import dataclasses
 import errno
 import itertools
@@ -11,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -646,6 +647,34 @@ def test_a_fresh_directory_is_found(tmp_path: Path) -> None:
     assert first == tmp_path / "tiny" / "shf-seed0"
     runner.start(tiny_config(epochs=1), first)
     assert runner.fresh_directory(tiny_config(), tmp_path).name == "shf-seed0-2"
+
+
+@pytest.mark.parametrize("other", ["works there", "was there and has ended"])
+@pytest.mark.parametrize("force", [False, True])
+def test_of_runs_started_together_each_finds_a_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str, force: bool
+) -> None:
+    """Another process takes the directory between the search for it and the lock, and has no note there yet (or again)."""
+    config, genuine = tiny_config(epochs=1), runner.locked
+    taken = runner.fresh_directory(config, tmp_path)
+
+    @contextlib.contextmanager
+    def overtaken(directory: Path, **how: Any) -> Iterator[str | None]:
+        if directory == taken and other == "works there":
+            stack.enter_context(genuine(directory))
+            (directory / "owner.json").unlink()
+        elif directory == taken:
+            monkeypatch.setattr(runner, "locked", genuine)
+            runner.start(tiny_config("adam", epochs=1), directory)
+        with genuine(directory, **how) as stale:
+            yield stale
+
+    monkeypatch.setattr(runner, "locked", overtaken)
+    with contextlib.ExitStack() as stack:
+        result = runner.start_fresh(config, tmp_path, options=runner.RunOptions(force=force))
+    assert result.directory == taken.with_name("shf-seed0-2")
+    assert read_run(result.directory).status == Status.FINISHED
+    assert other == "works there" or read_run(taken).config["method"] == "adam"
 
 
 def test_a_restarted_run_finds_its_directory_beside_others(tmp_path: Path) -> None:

@@ -332,8 +332,10 @@ def run(
         config = configure(request)
         how = runner.RunOptions(data_dir, force, checkpoint_seconds, tensorboard, team)
         observer = show(Console(stderr=True), quiet=quiet or as_json)
-        directory = out or (runner.unfinished_directory if team.restarted else runner.fresh_directory)(config)
-        if team.restarted and holds_run(directory):
+        directory = out or (runner.unfinished_directory(config) if team.restarted else None)
+        if directory is None:
+            result = runner.start_fresh(config, observer=observer, options=how)
+        elif team.restarted and holds_run(directory):
             result = runner.resume(directory, observer=observer, options=how)
         else:
             result = runner.start(config, directory, observer=observer, options=how)

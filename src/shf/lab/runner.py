@@ -28,7 +28,7 @@ from shf.lab.data.catalogue import Progress
 from shf.lab.data.fetching import quiet
 from shf.lab.experiments import ExperimentError
 from shf.lab.interrupts import StopRequest
-from shf.lab.lock import is_taken, locked
+from shf.lab.lock import RunLockedError, is_taken, locked
 from shf.lab.observer import Observer, RunResult, Status
 from shf.lab.pretraining import pretrain_
 from shf.lab.problem import build
@@ -36,6 +36,9 @@ from shf.lab.recorder import CHECKPOINTS, Recorder, holds_run
 from shf.lab.records import RecordError, Seal, read_run_file, read_sealed_run_file
 from shf.lab.runconfig import RunConfig
 from shf.lab.training import Training
+
+RUNS = Path("runs")
+"""Where runs go by default, from the directory the command is started in."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,16 +52,21 @@ class RunOptions:
     crew: Crew = dataclasses.field(default_factory=Crew)
 
 
-def fresh_directory(config: RunConfig, below: Path = Path("runs")) -> Path:
-    """A directory that holds no run and that no process has: runs/<experiment>/<method>-seed<n>, numbered if need be."""
+def fresh_directories(config: RunConfig, below: Path) -> Iterator[Path]:
+    """Directories that hold no run and that no process has: runs/<experiment>/<method>-seed<n>, numbered if need be."""
     split = f"-split{config.split}" if config.experiment.data == "usps" else ""
     name = f"{config.method}-seed{config.seed}{split}"
     parent = below / config.experiment.name
     places = (parent / (name if n == 1 else f"{name}-{n}") for n in itertools.count(1))
-    return next(place for place in places if not holds_run(place) and not is_taken(place))
+    return (place for place in places if not holds_run(place) and not is_taken(place))
 
 
-def unfinished_directory(config: RunConfig, below: Path = Path("runs")) -> Path:
+def fresh_directory(config: RunConfig, below: Path = RUNS) -> Path:
+    """The first of `fresh_directories`, as it is now: another process may take it before this one does."""
+    return next(fresh_directories(config, below))
+
+
+def unfinished_directory(config: RunConfig, below: Path = RUNS) -> Path:
     """The directory that `fresh_directory` gave a run of this configuration which has not ended; else a fresh one."""
     for directory in sorted((below / config.experiment.name).glob(f"{config.method}-seed{config.seed}*"), reverse=True):
         with contextlib.suppress(RecordError, ExperimentError):  # another version's, say
@@ -69,6 +77,21 @@ def unfinished_directory(config: RunConfig, below: Path = Path("runs")) -> Path:
     return fresh_directory(config, below)
 
 
+class OccupiedError(ExperimentError):
+    """A directory for a new run holds another."""
+
+
+def start_fresh(
+    config: RunConfig, below: Path = RUNS, *, observer: Observer | None = None, options: RunOptions | None = None
+) -> RunResult:
+    """Run a configuration in a fresh directory; if another process was quicker to take it, in the next."""
+    options = dataclasses.replace(options or RunOptions(), force=False)  # there is nothing to replace
+    for directory in fresh_directories(config, below):
+        with contextlib.suppress(RunLockedError, OccupiedError):
+            return start(config, directory, observer=observer, options=options)
+    raise AssertionError("numbers do not end")
+
+
 def start(
     config: RunConfig, directory: Path, *, observer: Observer | None = None, options: RunOptions | None = None
 ) -> RunResult:
@@ -77,7 +100,7 @@ def start(
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory, force=options.force), _computing(config), _watched(observer):
         if holds_run(directory) and not options.force:
-            raise ExperimentError(
+            raise OccupiedError(
                 f"{directory} holds another run; resume it with `shf resume {directory}`, choose another --out, "
                 "or replace it with --force"
             )
