@@ -1,5 +1,6 @@
 """The command line: exit codes, JSON, refusals with nothing overwritten, signals, completion."""
 
+import dataclasses
 import errno
 import io
 import itertools
@@ -27,8 +28,8 @@ from shf import cli
 from shf.lab import bench, checkpoint, choices, commands, experiments, runner, subjects
 from shf.lab.baselines.registry import METHODS
 from shf.lab.checkpoint import CheckpointStore
-from shf.lab.observer import Observer
-from shf.lab.progress import BarObserver, LineObserver, QuietObserver, show
+from shf.lab.observer import Observer, Status
+from shf.lab.progress import BarObserver, LineObserver, QuietObserver, closing, show
 from shf.lab.records import read_run
 from shf.lab.runconfig import CLOCKS
 
@@ -479,6 +480,16 @@ def wait_for_rows(directory: Path, epoch: int) -> None:
             return
         time.sleep(0.01)
     raise TimeoutError(f"no epoch {epoch} in {directory}")
+
+
+@pytest.mark.parametrize(("status", "saved"), [(Status.INTERRUPTED, True), (Status.FINISHED, False)])
+def test_a_command_that_is_suggested_can_be_pasted(tmp_path: Path, status: Status, saved: bool) -> None:
+    place = tmp_path / "a run's"
+    result = runner.start(tiny_config(epochs=1), place)
+    suggested = closing(dataclasses.replace(result, status=status, saved=saved))
+    assert shlex.split(suggested.partition(": ")[2]) == ["shf", "resume", str(place)]
+    refusal = run_tiny(place).stderr
+    assert shlex.split(refusal.split("`")[1]) == ["shf", "resume", str(place)]
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])

@@ -5,6 +5,7 @@ Nothing here fails where it cannot be written: a run does not depend on who watc
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -169,10 +170,11 @@ def closing(result: RunResult) -> str:
     spent = duration(float(summary.get("elapsed_seconds", 0.0)))
     epochs = summary.get("epochs")
     where = f"after {epochs} epoch{'' if epochs == 1 else 's'}, {spent} of training"
+    go_on = f"shf resume {shlex.quote(str(result.directory))}"
     if not result.saved:
-        return f"ended {where}, and could not be saved; from the last checkpoint: shf resume {result.directory}"
+        return f"ended {where}, and could not be saved; from the last checkpoint: {go_on}"
     if result.status is Status.INTERRUPTED:
-        return f"stopped {where}; saved. Go on with: shf resume {result.directory}"
+        return f"stopped {where}; saved. Go on with: {go_on}"
     if result.status is Status.DIVERGED:
         return f"diverged {where}: the objective is not finite any more"
     return f"finished {where}: {reached}"

@@ -11,6 +11,7 @@ import dataclasses
 import datetime
 import itertools
 import math
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,8 +102,8 @@ def start(
     with locked(directory, force=options.force), _computing(config), _watched(observer):
         if holds_run(directory) and not options.force:
             raise OccupiedError(
-                f"{directory} holds another run; resume it with `shf resume {directory}`, choose another --out, "
-                "or replace it with --force"
+                f"{directory} holds another run; resume it with `shf resume {shlex.quote(str(directory))}`, "
+                "choose another --out, or replace it with --force"
             )
         training = new_training(config, options.data_dir, note=observer.note)
         options.crew.lead(training)
