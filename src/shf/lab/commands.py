@@ -426,6 +426,7 @@ def bench(
     """What a step costs: against its matrix products, with size, in memory, and beside its peers."""
     from shf.lab import bench as benchmarks
 
+    _refuse_file("--out", out)
     raise typer.Exit(benchmarks.run(out, case, quick))
 
 

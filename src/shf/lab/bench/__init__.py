@@ -36,6 +36,7 @@ def run(out: Path | None = None, cases: list[str] | None = None, quick: bool = F
 
     Raises:
         ExperimentError: if a name is unknown.
+        OSError: if there can be no such directory.
     """
     from rich.console import Console
 
@@ -46,8 +47,10 @@ def run(out: Path | None = None, cases: list[str] | None = None, quick: bool = F
         chosen = select(cases)
     except ValueError as error:
         raise ExperimentError(str(error)) from None
+    place = out or (RESULTS if cases is None else RESULTS / "some")
+    place.mkdir(parents=True, exist_ok=True)  # a place that cannot be had is refused before a quarter of an hour
     results = measure_cases(chosen, quick=quick, progress=errors.line)
     report.show(results, console)
-    path = report.write(results, out or (RESULTS if cases is None else RESULTS / "some"))
+    path = report.write(results, place)
     console.print(f"written: {path} and {path.with_suffix('.svg').name}", highlight=False)
     return 0
