@@ -155,6 +155,18 @@ def test_run_resume_report(tmp_path: Path) -> None:
     assert page.read_text().startswith("<!doctype html>")
 
 
+def test_report_passes_over_files_beside_the_runs(tmp_path: Path) -> None:
+    """`shf report runs/*`, where a report is among the runs already."""
+    run_tiny(tmp_path / "runs" / "a")
+    page = tmp_path / "runs" / "report.html"
+    page.touch()
+    result = shf_command("report", tmp_path / "runs" / "a", page, "--out", page)
+    assert (result.exit_code, result.stdout) == (0, f"{page}: 1 run\n")
+    assert result.stderr == f"passed over {page}: it is no directory\n"
+    result = shf_command("report", page, "--out", tmp_path / "r.html")
+    assert (result.exit_code, f"{page} is no directory" in result.stderr) == (1, True)
+
+
 def test_run_chooses_a_fresh_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for expected in ("runs/tiny/adam-seed4", "runs/tiny/adam-seed4-2"):

@@ -349,6 +349,10 @@ def test_runs_are_found_below_directories(tmp_path: Path) -> None:
     a, b = make_run(tmp_path / "runs" / "x" / "a"), make_run(tmp_path / "runs" / "b")
     assert report.find_runs([tmp_path / "runs"]) == [b, a]
     assert report.find_runs([a, tmp_path / "runs"]) == [a, b]
+    above = tmp_path / "runs"
+    shutil.copytree(make_run(tmp_path / "c"), above, dirs_exist_ok=True)
+    assert report.find_runs([tmp_path / "runs"]) == [above, b, a], "also below a run"
+    assert report.find_runs([a, tmp_path / "runs"]) == [a, above, b]
     (tmp_path / "empty").mkdir()
     for place in (tmp_path / "empty", tmp_path / "absent"):
         with pytest.raises(RecordError, match=place.name):

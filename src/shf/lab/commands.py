@@ -383,7 +383,11 @@ def report(
     if out.is_dir():
         raise ExperimentError(f"--out {out}: a directory; expected the page's file, such as {out / 'report.html'}")
     _refuse_file("--figures", figures)
-    found = reporting.read_verified(reporting.find_runs(directories), unverified=unverified)
+    places = [place for place in directories if place.is_dir()] or directories
+    for place in directories:
+        if place not in places:  # dir/* has the last report in it, say
+            typer.echo(f"passed over {place}: it is no directory", err=True)
+    found = reporting.read_verified(reporting.find_runs(places), unverified=unverified)
     records, others = reporting.of_experiments(found)
     if records:
         for record in others:
