@@ -29,8 +29,8 @@ import torch
 
 import reliability
 from shf.lab import machine, runner
+from shf.lab.baselines import registry
 from shf.lab.baselines.protocol import MethodSpec
-from shf.lab.baselines.registry import METHODS
 from shf.lab.checkpoint import CheckpointError, CheckpointStore
 from shf.lab.configure import Request, configure
 from shf.lab.experiments import Experiment, Task
@@ -117,9 +117,9 @@ def child(config: RunConfig, home: Path, log: Path, *, resumed: bool) -> int:
         def say(text: str) -> None:
             os.write(handle, (text + "\n").encode())
 
-        genuine = METHODS["shf"]
+        genuine = registry.METHODS["shf"]
         fed = MethodSpec("shf", genuine.summary, lambda *a: Fed(genuine.build(*a), say), genuine.defaults)
-        runner.METHODS = {"shf": fed}  # type: ignore[assignment]
+        registry.METHODS = {"shf": fed}  # type: ignore[assignment]
         act = runner.resume if resumed else runner.start
         result = act(*([home] if resumed else [config, home]), observer=Listener(say), options=OFTEN)  # type: ignore[operator]
         code = DONE if result.saved and result.status.value == "finished" else NOT_SAVED

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from shf.lab import bench, commands
 from shf.lab.bench import CASES, anatomy, judge, measure_cases, memory, peers, report, run, select, speed
 from shf.lab.bench.cases import FEED_FORWARD, MNIST, OTHER, REUTERS, USPS
 from shf.lab.bench.floor import Floor
@@ -186,6 +188,21 @@ def test_cases_are_selected_by_name_and_by_section():
 def test_an_unknown_case_is_refused():
     with pytest.raises(ExperimentError, match="no case 'stop'; cases are step/curves"):
         run(cases=["stop"])
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_place_that_cannot_be_written_to_is_refused_before_anything_is_measured(tmp_path, monkeypatch, place):
+    def measured(*_, **__):
+        raise AssertionError("measured first")
+
+    monkeypatch.setattr(bench, "measure_cases", measured)
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        run(out=tmp_path / place, quick=True)
+    result = CliRunner().invoke(commands.app, ["bench", "--quick", "--out", str(tmp_path / place)])
+    assert result.exit_code in (1, 2)
+    assert result.stderr.startswith("error: ")
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_run_writes_record_and_plot_and_prints_tables(tmp_path, capsys):

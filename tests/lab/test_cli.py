@@ -1,6 +1,8 @@
 """The command line: exit codes, JSON, refusals with nothing overwritten, signals, completion."""
 
+import dataclasses
 import errno
+import io
 import itertools
 import json
 import os
@@ -17,14 +19,17 @@ from typing import Any
 
 import pytest
 import typer.main
-from runs_helpers import assert_same_run, files, tiny_experiment
+from rich.console import Console
+from runs_helpers import assert_same_run, files, tiny_config, tiny_experiment
 from typer.testing import CliRunner, Result
 
 import shf
 from shf import cli
-from shf.lab import bench, checkpoint, choices, commands, experiments, subjects
+from shf.lab import bench, checkpoint, choices, commands, experiments, runner, subjects
 from shf.lab.baselines.registry import METHODS
 from shf.lab.checkpoint import CheckpointStore
+from shf.lab.observer import Observer, Status
+from shf.lab.progress import BarObserver, LineObserver, QuietObserver, closing, show
 from shf.lab.records import read_run
 from shf.lab.runconfig import CLOCKS
 
@@ -148,6 +153,18 @@ def test_run_resume_report(tmp_path: Path) -> None:
     assert answer["runs"] == 1
     assert len(answer["figures"]) == 5
     assert page.read_text().startswith("<!doctype html>")
+
+
+def test_report_passes_over_files_beside_the_runs(tmp_path: Path) -> None:
+    """`shf report runs/*`, where a report is among the runs already."""
+    run_tiny(tmp_path / "runs" / "a")
+    page = tmp_path / "runs" / "report.html"
+    page.touch()
+    result = shf_command("report", tmp_path / "runs" / "a", page, "--out", page)
+    assert (result.exit_code, result.stdout) == (0, f"{page}: 1 run\n")
+    assert result.stderr == f"passed over {page}: it is no directory\n"
+    result = shf_command("report", page, "--out", tmp_path / "r.html")
+    assert (result.exit_code, f"{page} is no directory" in result.stderr) == (1, True)
 
 
 def test_run_chooses_a_fresh_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -477,6 +494,16 @@ def wait_for_rows(directory: Path, epoch: int) -> None:
     raise TimeoutError(f"no epoch {epoch} in {directory}")
 
 
+@pytest.mark.parametrize(("status", "saved"), [(Status.INTERRUPTED, True), (Status.FINISHED, False)])
+def test_a_command_that_is_suggested_can_be_pasted(tmp_path: Path, status: Status, saved: bool) -> None:
+    place = tmp_path / "a run's"
+    result = runner.start(tiny_config(epochs=1), place)
+    suggested = closing(dataclasses.replace(result, status=status, saved=saved))
+    assert shlex.split(suggested.partition(": ")[2]) == ["shf", "resume", str(place)]
+    refusal = run_tiny(place).stderr
+    assert shlex.split(refusal.split("`")[1]) == ["shf", "resume", str(place)]
+
+
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, name: str) -> None:
     number = getattr(signal, name)
@@ -519,14 +546,6 @@ def test_two_processes_on_one_directory(tmp_path: Path) -> None:
 
 
 def test_on_a_terminal_there_is_a_bar_with_loss_error_damping_ratio_and_time(tmp_path: Path) -> None:
-    import io
-
-    from rich.console import Console
-    from runs_helpers import tiny_config
-
-    from shf.lab import runner
-    from shf.lab.progress import BarObserver, LineObserver, QuietObserver, show
-
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=160)
     observer = show(console)
@@ -537,3 +556,97 @@ def test_on_a_terminal_there_is_a_bar_with_loss_error_damping_ratio_and_time(tmp
         assert words in seen, words
     assert isinstance(show(Console(file=screen)), LineObserver)
     assert isinstance(show(console, quiet=True), QuietObserver)
+
+
+# who watches is gone
+
+
+class Gone(io.StringIO):
+    """A stream that takes so many writes, and then none; a terminal, if asked to be."""
+
+    def __init__(self, error: Exception, writes: int = 0, *, terminal: bool = False) -> None:
+        super().__init__()
+        self.error, self.left, self.terminal = error, writes, terminal
+        self.failures = 0
+
+    def write(self, text: str) -> int:
+        self.left -= 1
+        if self.left < 0:
+            self.failures += 1
+            raise self.error
+        return super().write(text)
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.ENOSPC, "full"), BrokenPipeError(), OSError(errno.EIO, "gone"), ValueError("closed")],
+    ids=repr,
+)
+@pytest.mark.parametrize(("terminal", "quiet"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize("writes", [0, 1])
+def test_a_run_goes_on_when_nobody_can_see_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, terminal: bool, quiet: bool, writes: int
+) -> None:
+    """Fails if an observer writes to a stream itself: the run would end with the error of a progress line or a warning."""
+    stream = Gone(error, writes, terminal=terminal)
+    monkeypatch.setattr(sys, "stderr", stream)
+    observer = show(Console(stderr=True), quiet=quiet)
+    runner.start(tiny_config(epochs=1), tmp_path, observer=observer)
+    assert read_run(tmp_path).run["status"] == "finished"
+    for text in ("one", "two"):
+        observer.warn(text)
+    failures = stream.failures
+    observer.warn("three")
+    assert stream.failures == failures > 0, "it is silent after the first failure"
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_without_standard_error_warnings_do_not_go_to_standard_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], quiet: bool
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    show(Console(stderr=True), quiet=quiet).warn("the disk is full")
+    assert capsys.readouterr().out == ""
+
+
+def test_a_warning_that_nobody_takes_is_in_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if `Recorder.say` lets the error of the observer out: a full disk would end the run by its own warning."""
+
+    class Absent(Observer):
+        def warn(self, text: str) -> None:
+            raise BrokenPipeError
+
+    genuine = checkpoint.write_atomically
+    refusals = iter([OSError(errno.ENOSPC, "full")])
+
+    def once_full(*words: Any) -> None:
+        if (error := next(refusals, None)) is not None:
+            raise error
+        genuine(*words)
+
+    monkeypatch.setattr(checkpoint, "write_atomically", once_full)
+    options = runner.RunOptions(checkpoint_seconds=0.0)
+    assert runner.start(tiny_config(epochs=1), tmp_path, observer=Absent(), options=options).saved
+    assert "the checkpoint could not be written" in read_run(tmp_path).run["warnings"][0]
+
+
+@pytest.mark.parametrize("shell", ["{} 2>/dev/full >/dev/null", "{} 2>&1 >/dev/null | true"])
+def test_a_run_whose_progress_cannot_be_written_ends_with_0(tmp_path: Path, shell: str) -> None:
+    """As a process, whose last act is to flush its streams."""
+    words = ("run", "tiny", "--epochs", "1", "--threads", "1", "--out", str(tmp_path / "a"))
+    command = shlex.join([sys.executable, "-c", TINY_MAIN, str(Path(__file__).parent), *words])
+    script = f"set -o pipefail; {shell.format(command)}"
+    found = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120)
+    assert read_run(tmp_path / "a").run["status"] == "finished"
+    assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
+
+
+def test_a_search_goes_on_when_nobody_can_see_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Gone(BrokenPipeError()))
+    command = typer.main.get_command(commands.app)
+    words = ["tune", "tiny", "adam", "--minutes", "0.001", "--out", str(tmp_path / "tuned.json")]
+    command.main(words, standalone_mode=False)
+    assert "tiny" in choices.read_choices(tmp_path / "tuned.json")

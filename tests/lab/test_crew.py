@@ -55,7 +55,10 @@ def test_a_run_on_two_ranks_is_the_run_on_one(tmp_path: Path) -> None:
     code, errors = torchrun(2, "run", "tiny", "--epochs", "3", "--out", tmp_path / "two")
     assert code == 0, errors
     alone(tmp_path / "one", "--epochs", "3")
-    assert read_run(tmp_path / "two").run["status"] == "finished"
+    record = read_run(tmp_path / "two").run
+    assert (record["status"], record["machine"]["processes"]) == ("finished", 2)
+    assert record["command"].startswith("torchrun --nproc-per-node 2 -m shf run tiny ")
+    assert "processes" not in read_run(tmp_path / "one").run["machine"]
     assert objectives(tmp_path / "two") == pytest.approx(objectives(tmp_path / "one"), rel=1e-4)
     assert len(objectives(tmp_path / "two")) == 9
 

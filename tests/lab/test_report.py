@@ -314,6 +314,26 @@ def test_a_record_that_cannot_be_read_is_refused_or_passed_over(tmp_path: Path) 
         report.read_verified([bad], unverified=True)
 
 
+@pytest.mark.parametrize("name", ["warnings", "earlier", "data", "versions", "machine", "summary", "config"])
+@pytest.mark.parametrize("value", [5, "text"])
+def test_a_part_that_is_of_another_kind_is_refused_in_words(tmp_path: Path, name: str, value: Any) -> None:
+    run = make_run(tmp_path / "a")
+    content = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**content, name: value}))
+    with pytest.raises(RecordError, match=f"run.json: not a record of a run: {name} is {value!r}, expected a"):
+        report.read_verified([run], unverified=True)
+
+
+@pytest.mark.parametrize("name", ["settings", "tuning", "options", "pretraining"])
+def test_a_configuration_of_another_kind_is_refused_in_words(tmp_path: Path, name: str) -> None:
+    run = make_run(tmp_path / "a")
+    content = json.loads((run / "run.json").read_text())
+    content["config"][name] = 5
+    (run / "run.json").write_text(json.dumps(content))
+    with pytest.raises(RecordError, match=f"{name} is 5, expected a"):
+        report.read_verified([run], unverified=True)
+
+
 def test_an_edited_record_is_refused_or_marked(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a")
     metrics = run / "metrics.jsonl"
@@ -329,6 +349,10 @@ def test_runs_are_found_below_directories(tmp_path: Path) -> None:
     a, b = make_run(tmp_path / "runs" / "x" / "a"), make_run(tmp_path / "runs" / "b")
     assert report.find_runs([tmp_path / "runs"]) == [b, a]
     assert report.find_runs([a, tmp_path / "runs"]) == [a, b]
+    above = tmp_path / "runs"
+    shutil.copytree(make_run(tmp_path / "c"), above, dirs_exist_ok=True)
+    assert report.find_runs([tmp_path / "runs"]) == [above, b, a], "also below a run"
+    assert report.find_runs([a, tmp_path / "runs"]) == [a, above, b]
     (tmp_path / "empty").mkdir()
     for place in (tmp_path / "empty", tmp_path / "absent"):
         with pytest.raises(RecordError, match=place.name):

@@ -1,5 +1,6 @@
 """Runs: recorded, interrupted, killed and continued exactly; a failing disk does not stop them."""
 
+import contextlib
 import dataclasses
 import errno
 import itertools
@@ -11,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,13 @@ from runs_helpers import (
 )
 
 from realdata import real
-from shf.lab import checkpoint, machine, runconfig, runner
+from shf.lab import checkpoint, machine, recorder, runconfig, runner
+from shf.lab.baselines import registry
 from shf.lab.baselines.protocol import MethodSpec
 from shf.lab.baselines.registry import METHODS
 from shf.lab.batches import batch_rows
 from shf.lab.checkpoint import CheckpointMismatchError, read
+from shf.lab.crew import Crew
 from shf.lab.experiments import EXPERIMENTS, Experiment, ExperimentError, Task
 from shf.lab.observer import Observer, Progress, Status
 from shf.lab.records import RUN_FILE, RecordError, read_run, write_run
@@ -215,7 +218,7 @@ def test_a_record_keeps_what_its_earlier_parts_were_computed_with(tmp_path: Path
     record = tmp_path / "run.json"
     content = json.loads(record.read_text())
     content["versions"]["torch"], content["warnings"] = "1.0", ["the disk was full"]
-    record.write_text(json.dumps(content))
+    write_run(record, content)
     runner.resume(tmp_path, epochs=2)
     found = json.loads(record.read_text())
     assert found["earlier"] == [{"versions": content["versions"], "machine": content["machine"]}]
@@ -223,6 +226,29 @@ def test_a_record_keeps_what_its_earlier_parts_were_computed_with(tmp_path: Path
     assert "the run was started with 1.0" in found["warnings"][1]
     runner.resume(tmp_path, epochs=3)
     assert len(json.loads(record.read_text())["earlier"]) == 1
+
+
+def test_a_record_tells_how_many_processes_there_were(tmp_path: Path) -> None:
+    """A record of one process says nothing about it, as before."""
+
+    class Two(Crew):
+        size = 2  # type: ignore[assignment]
+
+    two, watcher = runner.RunOptions(crew=Two()), Watcher()
+    runner.start(tiny_config(epochs=1), tmp_path, options=two)
+    started = read_run(tmp_path).run
+    assert started["machine"] == {**machine.description(), "processes": 2}
+    assert started["command"].startswith("torchrun --nproc-per-node 2 -m shf run tiny ")
+    runner.resume(tmp_path, epochs=2, options=two, observer=watcher)
+    assert watcher.warnings == []
+    runner.resume(tmp_path, epochs=3, observer=watcher)
+    (warning,) = watcher.warnings
+    assert "goes on with 1 process, its earlier part had 2" in warning
+    ended = read_run(tmp_path).run
+    assert ended["warnings"] == [warning]
+    assert ended["machine"] == machine.description()
+    assert [part["machine"] for part in ended["earlier"]] == [started["machine"]]
+    assert ended["command"].startswith("shf run tiny ")
 
 
 def test_seconds_per_epoch_are_those_of_batches_that_grew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,7 +382,7 @@ class Noisy:
 
 def test_the_global_generator_continues_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = MethodSpec("noisy", "draws from the global generator", lambda model, *_: Noisy(model), {})
-    monkeypatch.setattr(runner, "METHODS", {"noisy": spec})
+    monkeypatch.setattr(registry, "METHODS", {**METHODS, "noisy": spec})
     config = dataclasses.replace(tiny_config(), method="noisy", settings={})
     runner.start(config, tmp_path / "whole")
     runner.start(config, tmp_path / "parts", observer=Watcher(5, lambda: os.kill(os.getpid(), signal.SIGINT)))
@@ -415,6 +441,43 @@ def test_a_record_that_is_refused_stays_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="cannot be continued"):
         runner.resume(tmp_path / "run", epochs=5)
     assert files(tmp_path / "run") == before
+
+
+EDITS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "created": lambda record: record.update(created="2001-01-01T00:00:00+00:00"),
+    "machine": lambda record: record["machine"].update(processor="an abacus"),
+    "versions": lambda record: record["versions"].update(torch="9.9"),
+    "config.tuning": lambda record: record["config"]["tuning"].update(words="tuned: 0.1 (best of 99)"),
+    "config.method": lambda record: record["config"].update(method="nonsense"),
+    "config.threads": lambda record: record["config"].update(threads="two"),
+    "warnings": lambda record: record.update(warnings=5),
+    "earlier": lambda record: record.update(earlier=5),
+    "summary": lambda record: record.update(summary=[1]),
+    "its seal": lambda record: record.pop("record_sha256"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("killed", [False, True])
+def test_an_edited_record_is_not_continued(tmp_path: Path, edit: str, killed: bool) -> None:
+    """Fails if `resume` does not look at the record's own seal: the change would come under a new one, and be believed."""
+    config, path = tiny_config(epochs=2), tmp_path / "run.json"
+    if killed:
+        with pytest.raises(RuntimeError, match="killed"):
+            runner.start(config, tmp_path, observer=Watcher(4, die), options=OFTEN)
+    else:
+        runner.start(config, tmp_path)
+    intact = path.read_bytes()
+    record = json.loads(intact)
+    EDITS[edit](record)
+    path.write_text(json.dumps(record))
+    before = files(tmp_path)
+    for epochs in (None, 3):
+        with pytest.raises(RecordError, match=r"own SHA-256 does not match; .* cannot be continued|not a record"):
+            runner.resume(tmp_path, epochs=epochs)
+    assert files(tmp_path) == before
+    path.write_bytes(intact)
+    assert runner.resume(tmp_path, epochs=3).status is Status.FINISHED
 
 
 def test_more_epochs_for_a_schedule_that_ends_with_the_run_are_warned_about(tmp_path: Path) -> None:
@@ -586,6 +649,34 @@ def test_a_fresh_directory_is_found(tmp_path: Path) -> None:
     assert runner.fresh_directory(tiny_config(), tmp_path).name == "shf-seed0-2"
 
 
+@pytest.mark.parametrize("other", ["works there", "was there and has ended"])
+@pytest.mark.parametrize("force", [False, True])
+def test_of_runs_started_together_each_finds_a_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str, force: bool
+) -> None:
+    """Another process takes the directory between the search for it and the lock, and has no note there yet (or again)."""
+    config, genuine = tiny_config(epochs=1), runner.locked
+    taken = runner.fresh_directory(config, tmp_path)
+
+    @contextlib.contextmanager
+    def overtaken(directory: Path, **how: Any) -> Iterator[str | None]:
+        if directory == taken and other == "works there":
+            stack.enter_context(genuine(directory))
+            (directory / "owner.json").unlink()
+        elif directory == taken:
+            monkeypatch.setattr(runner, "locked", genuine)
+            runner.start(tiny_config("adam", epochs=1), directory)
+        with genuine(directory, **how) as stale:
+            yield stale
+
+    monkeypatch.setattr(runner, "locked", overtaken)
+    with contextlib.ExitStack() as stack:
+        result = runner.start_fresh(config, tmp_path, options=runner.RunOptions(force=force))
+    assert result.directory == taken.with_name("shf-seed0-2")
+    assert read_run(result.directory).status == Status.FINISHED
+    assert other == "works there" or read_run(taken).config["method"] == "adam"
+
+
 def test_a_restarted_run_finds_its_directory_beside_others(tmp_path: Path) -> None:
     """Beside a finished run, and one of a version whose configuration cannot be read."""
     config = tiny_config(epochs=1)
@@ -597,6 +688,35 @@ def test_a_restarted_run_finds_its_directory_beside_others(tmp_path: Path) -> No
     assert runner.unfinished_directory(config, tmp_path).name == "shf-seed0-2"
     other = tiny_config(epochs=1, options=("damping=3",))
     assert runner.unfinished_directory(other, tmp_path) == runner.fresh_directory(other, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"method": "nonsense"}, "no optimizer is called 'nonsense'"),
+        ({"method": 5}, "method=5: must be str"),
+        ({"threads": 0}, "threads=0: must be at least 1"),
+        ({"threads": "two"}, "threads='two': must be int"),
+        ({"threads": True}, "threads=True: must be int"),
+        ({"seed": "a"}, "seed='a': must be int"),
+        ({"batch": -1}, "batch=-1: must be at least 0"),
+        ({"epochs": 1.5}, "epochs=1.5: must be int or NoneType"),
+        ({"minutes": "1"}, "minutes='1': must be int or float or NoneType"),
+        ({"settings": ["a"]}, "settings is ['a'], expected an object"),
+        ({"clock": ["wall"]}, "must be str"),
+        ({"pretraining": {"epoch": 5}}, "the recorded configuration cannot be read"),
+    ],
+)
+def test_a_configuration_that_makes_no_sense_is_refused_in_words(
+    tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
+    """Of a record that was sealed all the same, by another version say."""
+    runner.start(tiny_config(epochs=1), tmp_path)
+    record = json.loads((tmp_path / "run.json").read_text())
+    record["config"].update(changes)
+    write_run(tmp_path / "run.json", record)
+    with pytest.raises((ExperimentError, RecordError), match=re.escape(says)):
+        runner.resume(tmp_path, **({} if "epochs" in changes or "minutes" in changes else {"epochs": 2}))
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
@@ -624,7 +744,7 @@ def test_other_data_are_refused(tmp_path: Path) -> None:
     runner.start(tiny_config(epochs=1), tmp_path)
     record = json.loads((tmp_path / "run.json").read_text())
     record["data"]["checksums"] = {"other": "00"}
-    (tmp_path / "run.json").write_text(json.dumps(record))
+    write_run(tmp_path / "run.json", record)
     with pytest.raises(RecordError, match="other data"):
         runner.resume(tmp_path, epochs=2)
 
@@ -703,6 +823,40 @@ def test_after_failed_checkpoints_the_last_good_one_continues_the_run(
     runner.resume(tmp_path / "parts", observer=watcher)
     assert 1 < watcher.iterations[0] < 8
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.parametrize("fails", ["the writer", "add_scalar", "close"])
+def test_events_that_cannot_be_written_are_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """Fails if `Recorder` does not guard the events: the run would end with the OSError of a row, or at its end."""
+    tried: list[str] = []
+
+    class Writer:
+        def __init__(self, *_: Any) -> None:
+            self.attempt("the writer")
+
+        def add_scalar(self, *_: Any) -> None:
+            self.attempt("add_scalar")
+
+        def close(self) -> None:
+            self.attempt("close")
+
+        def attempt(self, name: str) -> None:
+            tried.append(name)
+            if name == fails:
+                _full_disk()
+
+    monkeypatch.setattr(recorder, "_events", Writer)
+    watcher = Watcher()
+    result = runner.start(tiny_config(), tmp_path, observer=watcher, options=runner.RunOptions(tensorboard=True))
+    assert (result.status, result.saved) == (Status.FINISHED, True)
+    assert watcher.iterations == list(range(1, 10))
+    (warning,) = watcher.warnings
+    assert "the TensorBoard events could not be written" in warning
+    assert read_run(tmp_path).run["warnings"] == [warning]
+    assert tried.count(fails) == 1
+    assert tried[-1] == fails, "nothing is asked of a writer that has failed"
 
 
 def test_a_run_directory_that_vanishes_does_not_stop_the_training(tmp_path: Path) -> None:

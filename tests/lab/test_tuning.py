@@ -275,7 +275,8 @@ class TestFile:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         path = tmp_path / "tuned.json"
-        monkeypatch.setenv("SHF_TUNED", str(path))
+        monkeypatch.delenv("SHF_TUNED")
+        monkeypatch.setattr("platformdirs.user_config_path", lambda _: tmp_path)
         monkeypatch.setattr("shf.lab.choices.packaged_choices", lambda: {"toy": {"sgd": self.choice(rate=1.0)}})
         assert user_file() == path
         packaged = find_choice("toy", "sgd")
@@ -286,6 +287,22 @@ class TestFile:
         assert own is not None
         assert own.settings == {"learning_rate": 0.3}
         assert find_choice("toy", "adam") is None
+
+    def test_a_file_that_is_named_and_absent_is_not_replaced_by_the_package_s(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("SHF_TUNED", str(tmp_path / "tuned.json"))
+        monkeypatch.setattr("shf.lab.choices.packaged_choices", lambda: {"toy": {"sgd": self.choice(rate=1.0)}})
+        with pytest.raises(
+            ChoicesError, match=r"SHF_TUNED=.*tuned.json: there is no such file; let `shf tune` write it"
+        ):
+            find_choice("toy", "sgd")
+        write_choice(self.choice(rate=0.3))
+        assert find_choice("toy", "sgd") == self.choice(rate=0.3)
+
+    def test_the_user_s_home_may_be_named_by_a_tilde(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("SHF_TUNED", "~/tuned.json")
+        assert user_file() == Path.home() / "tuned.json"
 
     def test_the_package_s_file_can_be_read_and_fits_the_registry(self) -> None:
         for of in packaged_choices().values():
@@ -301,6 +318,17 @@ class TestFile:
         with pytest.raises(ChoicesError):
             write_choice(self.choice(), path)
         assert path.read_text() == text, "a file that cannot be read is not overwritten"
+
+    @pytest.mark.parametrize("settings", [["a"], 5, None, "learning_rate"])
+    def test_settings_that_are_none_are_an_error_too(self, tmp_path: Path, settings: Any) -> None:
+        path = write_choice(self.choice(), tmp_path / "tuned.json")
+        content = json.loads(path.read_text())
+        content["toy"]["sgd"]["settings"] = settings
+        path.write_text(json.dumps(content))
+        with pytest.raises(
+            ChoicesError, match=r"tuned.json is not a file of tuned settings .*must be an object, found"
+        ):
+            read_choices(path)
 
     def test_searches_that_end_together_do_not_lose_choices(self, tmp_path: Path) -> None:
         path = tmp_path / "tuned.json"

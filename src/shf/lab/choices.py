@@ -16,6 +16,7 @@ import platformdirs
 
 from shf.lab.files import read_at_most, write_atomically
 
+VARIABLE = "SHF_TUNED"
 _MOST_BYTES = 1 << 26
 
 Choices = dict[str, dict[str, "Choice"]]
@@ -84,14 +85,16 @@ class Choice:
         if not isinstance(record, Mapping) or set(record) != names:
             found = sorted(record) if isinstance(record, Mapping) else type(record).__name__
             raise ChoicesError(f"a choice must have the fields {sorted(names)}, found {found}")
+        if not isinstance(record["settings"], Mapping):
+            raise ChoicesError(f"the settings of a choice must be an object, found {record['settings']!r}")
         trials = tuple(Trial(**{**trial, "scores": tuple(trial["scores"])}) for trial in record["trials"])
         return cls(**{**record, "edge": tuple(record["edge"]), "trials": trials})
 
 
 def user_file() -> Path:
     """Where a user's own choices are: the environment variable SHF_TUNED, or ``tuned.json`` in the user's settings."""
-    given = os.environ.get("SHF_TUNED")
-    return Path(given) if given else platformdirs.user_config_path("shf") / "tuned.json"
+    given = os.environ.get(VARIABLE)
+    return Path(given).expanduser() if given else platformdirs.user_config_path("shf") / "tuned.json"
 
 
 def read_choices(path: Path) -> Choices:
@@ -115,7 +118,17 @@ def packaged_choices() -> Choices:
 
 
 def find_choice(experiment: str, method: str, path: Path | None = None) -> Choice | None:
-    """The tuned settings of a method on an experiment: the user's (from `path` or `user_file`), else the package's."""
+    """The tuned settings of a method on an experiment: the user's (from `path` or `user_file`), else the package's.
+
+    Raises:
+        ChoicesError: if the user's file is not one of tuned settings, or the one that SHF_TUNED names is not there: the
+            package's choice in its place would be called tuned as well.
+    """
+    if path is None and os.environ.get(VARIABLE) and not user_file().exists():
+        raise ChoicesError(
+            f"{VARIABLE}={os.environ[VARIABLE]}: there is no such file; let `shf tune` write it, unset the variable for the "
+            "package's own choices, or run --untuned"
+        )
     for choices in (read_choices(path or user_file()), packaged_choices()):
         if (found := choices.get(experiment, {}).get(method)) is not None:
             return found

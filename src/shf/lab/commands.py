@@ -21,6 +21,7 @@ from typer.core import TyperGroup
 
 from shf.lab.allocator import keep_freed_memory
 from shf.lab.experiments import EXPERIMENTS, ExperimentError
+from shf.lab.outlet import Outlet
 
 if TYPE_CHECKING:
     from shf.lab.observer import RunResult
@@ -40,13 +41,13 @@ class Commands(TyperGroup):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(FAILED) from None
         except KeyboardInterrupt:  # runs hear it themselves, and save
-            typer.echo("error: interrupted", err=True)
+            Outlet(sys.stderr).line("error: interrupted")
             raise typer.Exit(FAILED) from None
         except Exception as error:
             code = exit_code(error)
             if code is None:
                 raise
-            typer.echo(f"error: {_words(error)}", err=True)
+            Outlet(sys.stderr).line(f"error: {_words(error)}")
             raise typer.Exit(code) from None
 
 
@@ -237,13 +238,15 @@ def tune(
     if not place.parent.is_dir() or not os.access(place.parent, os.W_OK):
         raise ExperimentError(f"{place}: its directory cannot be written to; choose another --out")
 
+    errors = Outlet(sys.stderr)
+
     def report(rung: int, size: int, trial: Trial) -> None:
         if not quiet:
             last = trial.scores[-1]
             shown = "diverged" if last is None else f"{last:.4g}"
             amount = {} if trial.input_dropout is None else {"input_dropout": trial.input_dropout}
             settings = ", ".join(f"{name}={value}" for name, value in {**trial.settings, **amount}.items())
-            typer.echo(f"rung {rung}, with {size} trials: {settings}: {shown}", err=True)
+            errors.line(f"rung {rung}, with {size} trials: {settings}: {shown}")
 
     choice = tune_experiment(
         chosen,
@@ -260,7 +263,7 @@ def tune(
     else:
         typer.echo(f"{spec.name} on {chosen.name}: {provenance(choice)['words']}, {choice.metric} {choice.score:.4g}")
     for name in choice.edge:
-        typer.echo(f"{name} lies at the end of its grid: a wider one might do better", err=True)
+        errors.line(f"{name} lies at the end of its grid: a wider one might do better")
     path = write_choice(choice, out)  # after what a disk that refuses it must not lose
     if not as_json:
         typer.echo(f"written to {path}")
@@ -329,8 +332,10 @@ def run(
         config = configure(request)
         how = runner.RunOptions(data_dir, force, checkpoint_seconds, tensorboard, team)
         observer = show(Console(stderr=True), quiet=quiet or as_json)
-        directory = out or (runner.unfinished_directory if team.restarted else runner.fresh_directory)(config)
-        if team.restarted and holds_run(directory):
+        directory = out or (runner.unfinished_directory(config) if team.restarted else None)
+        if directory is None:
+            result = runner.start_fresh(config, observer=observer, options=how)
+        elif team.restarted and holds_run(directory):
             result = runner.resume(directory, observer=observer, options=how)
         else:
             result = runner.start(config, directory, observer=observer, options=how)
@@ -378,7 +383,11 @@ def report(
     if out.is_dir():
         raise ExperimentError(f"--out {out}: a directory; expected the page's file, such as {out / 'report.html'}")
     _refuse_file("--figures", figures)
-    found = reporting.read_verified(reporting.find_runs(directories), unverified=unverified)
+    places = [place for place in directories if place.is_dir()] or directories
+    for place in directories:
+        if place not in places:  # dir/* has the last report in it, say
+            typer.echo(f"passed over {place}: it is no directory", err=True)
+    found = reporting.read_verified(reporting.find_runs(places), unverified=unverified)
     records, others = reporting.of_experiments(found)
     if records:
         for record in others:
@@ -421,6 +430,7 @@ def bench(
     """What a step costs: against its matrix products, with size, in memory, and beside its peers."""
     from shf.lab import bench as benchmarks
 
+    _refuse_file("--out", out)
     raise typer.Exit(benchmarks.run(out, case, quick))
 
 

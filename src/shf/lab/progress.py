@@ -1,12 +1,16 @@
-"""What a person sees while a run goes on: a bar on a terminal, plain lines elsewhere."""
+"""What a person sees while a run goes on: a bar on a terminal, plain lines elsewhere.
+
+Nothing here fails where it cannot be written: a run does not depend on who watches it (see `Outlet`).
+"""
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from rich.console import Console
 from rich.markup import escape
@@ -15,6 +19,7 @@ from rich.text import Text
 
 from shf.lab import observer
 from shf.lab.observer import Observer, RunResult, Status
+from shf.lab.outlet import Outlet
 from shf.lab.runconfig import RunConfig
 from shf.lab.words import duration
 
@@ -46,20 +51,21 @@ def measures(row: Mapping[str, Any], metric: str) -> str:
 class QuietObserver(Observer):
     """Warnings only, to standard error."""
 
+    def __init__(self) -> None:
+        self._errors = Outlet(sys.stderr)
+
     def warn(self, text: str) -> None:
-        print(f"warning: {text}", file=sys.stderr)
+        self._errors.line(f"warning: {text}")
 
 
 class LineObserver(Observer):
     """A line now and then, for logs and pipes."""
 
     def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
+        self._line = Outlet(stream).line
+        self._errors = Outlet(sys.stderr)
         self._last = 0.0
         self._metric = ""
-
-    def _line(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
 
     def started(self, config: RunConfig, directory: Path, resumed_at: int) -> None:
         self._metric = config.experiment.metric
@@ -81,7 +87,7 @@ class LineObserver(Observer):
         self._line(text)
 
     def warn(self, text: str) -> None:
-        print(f"warning: {text}", file=sys.stderr, flush=True)
+        self._errors.line(f"warning: {text}")
 
     def finished(self, result: RunResult) -> None:
         self._line(closing(result))
@@ -92,6 +98,7 @@ class BarObserver(Observer):
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        console.file = cast(IO[str], Outlet(console.file))
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -163,10 +170,11 @@ def closing(result: RunResult) -> str:
     spent = duration(float(summary.get("elapsed_seconds", 0.0)))
     epochs = summary.get("epochs")
     where = f"after {epochs} epoch{'' if epochs == 1 else 's'}, {spent} of training"
+    go_on = f"shf resume {shlex.quote(str(result.directory))}"
     if not result.saved:
-        return f"ended {where}, and could not be saved; from the last checkpoint: shf resume {result.directory}"
+        return f"ended {where}, and could not be saved; from the last checkpoint: {go_on}"
     if result.status is Status.INTERRUPTED:
-        return f"stopped {where}; saved. Go on with: shf resume {result.directory}"
+        return f"stopped {where}; saved. Go on with: {go_on}"
     if result.status is Status.DIVERGED:
         return f"diverged {where}: the objective is not finite any more"
     return f"finished {where}: {reached}"

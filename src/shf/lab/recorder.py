@@ -70,15 +70,17 @@ class Recorder:
             # run.json first: its seal must never be ahead of the metrics that are cut back next
             self._write_record(resume_from)
             self._metrics.cut()
-        self._events = _events(directory / EVENTS, first_iteration) if tensorboard else None
+        self._events: SummaryWriter | None = None
+        if tensorboard:
+            self._guard_events(lambda: self._open_events(first_iteration))
 
     def row(self, row: Mapping[str, Any]) -> None:
         """Append a row; epochs go to disk at once, iterations when enough of them wait."""
         self._metrics.append(row)
         if row.get("row") == "epoch" or self._metrics.crowded:
             self._guarded("metrics.jsonl", self._metrics.flush)
-        if self._events is not None:
-            _add_scalars(self._events, row)
+        if (events := self._events) is not None:
+            self._guard_events(lambda: _add_scalars(events, row))
 
     @property
     def checkpoint_due(self) -> bool:
@@ -112,6 +114,8 @@ class Recorder:
 
     def finish(self, status: Status, summary: Mapping[str, Any], samples: Mapping[str, NDArray[Any]]) -> bool:
         """Write the last rows, the samples and the summary; False, and a warning, if the disk refuses."""
+        if self._events is not None:
+            self._guard_events(self._events.close)  # first, for its warning to be in the record
         self._record |= {"status": status.value, "summary": dict(summary), "warnings": list(self.warnings)}
         self._record["ended"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
@@ -124,23 +128,33 @@ class Recorder:
                 self._record["samples"] = Seal.of(content).to_json()
             self._write_record(self._metrics.seal())
 
-        written = self._guarded("the record", write)
-        if self._events is not None:
-            self._events.close()
-        return written
+        return self._guarded("the record", write)
 
     def _write_record(self, seal: Seal) -> None:
         self._record["metrics"] = seal.to_json()
         write_run(self._directory / RUN_FILE, self._record)
 
-    def _guarded(self, what: str, action: Callable[[], object]) -> bool:
-        """Do it; if the disk refuses, say so once per series of failures and go on."""
+    def _open_events(self, first_iteration: int) -> None:
+        self._events = _events(self._directory / EVENTS, first_iteration)
+
+    def _guard_events(self, action: Callable[[], object]) -> None:
+        """Do it; if the disk refuses, go on without events: their writer does not recover."""
+        if not self._guarded("the TensorBoard events", action, "training goes on without them"):
+            self._events = None
+
+    def _guarded(
+        self,
+        what: str,
+        action: Callable[[], object],
+        then: str = "training goes on, the last good one stays valid",
+    ) -> bool:
+        """Do it; if the disk refuses, say so once per series of failures, and what comes `then`, and go on."""
         try:
             action()
         except OSError as error:
             if what not in self._failing:
                 self._failing.add(what)
-                self.say(f"{what} could not be written ({error}); training goes on, the last good one stays valid")
+                self.say(f"{what} could not be written ({error}); {then}")
             return False
         if what in self._failing:
             self._failing.discard(what)
@@ -150,7 +164,8 @@ class Recorder:
     def say(self, text: str) -> None:
         """A warning, to the person who watches and to the record."""
         self.warnings.append(text)
-        self._warn(text)
+        with contextlib.suppress(OSError, ValueError):  # whoever watches may be gone
+            self._warn(text)
 
     def _clear(self) -> None:
         """Remove what another run left, for a run that was told to replace it."""

@@ -27,6 +27,14 @@ RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
 SAMPLES_FILE = "samples.npz"
 
+_KINDS: Mapping[str, type] = {
+    **dict.fromkeys(("config", "data", "versions", "machine", "summary"), dict),
+    **dict.fromkeys(("warnings", "earlier"), list),
+}
+_KINDS_OF_CONFIG: Mapping[str, type] = {
+    **dict.fromkeys(("settings", "tuning", "pretraining"), dict),
+    "options": list,
+}
 _LONGEST_LINE = 1 << 20
 _LONGEST_RUN_FILE = 1 << 24
 _FLUSH_BYTES = 1 << 16
@@ -189,7 +197,35 @@ def read_run_file(directory: Path) -> dict[str, Any]:
             f"{path}: written with record schema {record['schema']}, this version of shf reads up to {SCHEMA}; "
             "upgrade shf to read it"
         )
+    _check_kinds(path, record, _KINDS)
+    _check_kinds(path, record.get("config") or {}, _KINDS_OF_CONFIG)
     return record
+
+
+def _check_kinds(path: Path, part: Mapping[str, Any], kinds: Mapping[str, type]) -> None:
+    for name, kind in kinds.items():
+        value = part.get(name)
+        if value is not None and not isinstance(value, kind):
+            expected = "an object" if kind is dict else "a list"
+            raise RecordError(f"{path}: not a record of a run: {name} is {value!r}, expected {expected}")
+
+
+def read_sealed_run_file(directory: Path) -> dict[str, Any]:
+    """`read_run_file` of a run that is to go on: refuses a record that was changed after it was written, which would come
+    under a new seal with the change in it. A run that was killed has a sealed record too, that of its last checkpoint."""
+    record = read_run_file(directory)
+    if not _is_sealed(record):
+        raise RecordError(
+            f"{directory / RUN_FILE}: its own SHA-256 does not match; "
+            "the record was changed by hand or damaged, and cannot be continued"
+        )
+    return record
+
+
+def _is_sealed(record: Mapping[str, Any]) -> bool:
+    """Whether a record is as it was written."""
+    unsealed = {key: value for key, value in record.items() if key != "record_sha256"}
+    return _own_digest(unsealed) == record.get("record_sha256")
 
 
 @dataclass(frozen=True)
@@ -284,8 +320,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 
 def _seal_problems(directory: Path, run: Mapping[str, Any]) -> Iterator[str]:
     """In words: every part of the record that is not what it was when it was written."""
-    unsealed = {key: value for key, value in run.items() if key != "record_sha256"}
-    if _own_digest(unsealed) != run.get("record_sha256"):
+    if not _is_sealed(run):
         yield f"{RUN_FILE} was changed after it was written (its own SHA-256 does not match)"
     try:
         seal = Seal.from_json(run.get("metrics"))

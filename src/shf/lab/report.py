@@ -46,12 +46,12 @@ class Section:
 
 
 def find_runs(places: Sequence[Path]) -> list[Path]:
-    """The run directories among and below the given directories, in order of their names."""
+    """The run directories among and below the given directories, in order of their names; a run may have others below it."""
     found: list[Path] = []
     for place in places:
         if not place.is_dir():
             raise RecordError(f"{place} is no directory; expected a run, or a directory with runs in it")
-        here = [place] if (place / RUN_FILE).exists() else sorted(p.parent for p in place.rglob(RUN_FILE))
+        here = sorted(p.parent for p in place.rglob(RUN_FILE))
         known = {directory.resolve() for directory in found}
         found += [directory for directory in here if directory.resolve() not in known]
     if not found:

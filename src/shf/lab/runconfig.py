@@ -16,6 +16,13 @@ from shf.lab.experiments import Experiment, ExperimentError
 
 _BUDGET = ("epochs", "minutes")
 _HOW = ("threads", "tuning", "clock", "evaluate_seconds")
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("method", "dropout_layers", "clock"), (str,)),
+    **dict.fromkeys(("batch", "seed", "split", "rows_every", "threads"), (int,)),
+    **dict.fromkeys(("settings", "tuning"), (Mapping,)),
+    **dict.fromkeys(("minutes", "evaluate_seconds"), (int, float, type(None))),
+    "epochs": (int, type(None)),
+}
 CLOCKS: Mapping[str, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}
 """What a second is of."""
 
@@ -57,6 +64,7 @@ class RunConfig:
     evaluate_seconds: float | None = None
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         if self.clock not in CLOCKS:
             raise ExperimentError(f"clock={self.clock!r}: must be one of {', '.join(CLOCKS)}")
         if self.epochs is None and self.minutes is None:
@@ -66,14 +74,25 @@ class RunConfig:
         for name, value in (("minutes", self.minutes), ("evaluate_seconds", self.evaluate_seconds)):
             if value is not None and not 0 < value < math.inf:
                 raise ExperimentError(f"{name}={value}: must be positive, and a number")
-        if self.rows_every < 1:
-            raise ExperimentError(f"rows_every={self.rows_every}: must be at least 1")
+        for name, least in (("rows_every", 1), ("threads", 1), ("batch", 0)):
+            if getattr(self, name) < least:
+                raise ExperimentError(f"{name}={getattr(self, name)}: must be at least {least}")
+
+    def _check_kinds(self) -> None:
+        """A record may hold anything."""
+        for name, kinds in _KINDS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kinds) or isinstance(value, bool):
+                expected = " or ".join(kind.__name__ for kind in kinds)
+                raise ExperimentError(f"{name}={value!r}: must be {expected}")
 
     def to_json(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "experiment": self.experiment.to_json(), "options": list(self.options)}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> RunConfig:
+        if not isinstance(record, Mapping):
+            raise ExperimentError(f"the recorded configuration cannot be read: expected an object, got {record!r}")
         pretraining = record.get("pretraining")
         try:
             fields = {

@@ -11,6 +11,7 @@ import dataclasses
 import datetime
 import itertools
 import math
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,22 +21,25 @@ import torch
 
 from shf import NonFiniteError
 from shf.lab import budget, machine
-from shf.lab.baselines.registry import METHODS
 from shf.lab.checkpoint import CheckpointStore, Loaded
+from shf.lab.configure import find_method
 from shf.lab.crew import Crew
 from shf.lab.data import Dataset
 from shf.lab.data.catalogue import Progress
 from shf.lab.data.fetching import quiet
 from shf.lab.experiments import ExperimentError
 from shf.lab.interrupts import StopRequest
-from shf.lab.lock import is_taken, locked
+from shf.lab.lock import RunLockedError, is_taken, locked
 from shf.lab.observer import Observer, RunResult, Status
 from shf.lab.pretraining import pretrain_
 from shf.lab.problem import build
 from shf.lab.recorder import CHECKPOINTS, Recorder, holds_run
-from shf.lab.records import RecordError, Seal, read_run_file
+from shf.lab.records import RecordError, Seal, read_run_file, read_sealed_run_file
 from shf.lab.runconfig import RunConfig
 from shf.lab.training import Training
+
+RUNS = Path("runs")
+"""Where runs go by default, from the directory the command is started in."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,16 +53,21 @@ class RunOptions:
     crew: Crew = dataclasses.field(default_factory=Crew)
 
 
-def fresh_directory(config: RunConfig, below: Path = Path("runs")) -> Path:
-    """A directory that holds no run and that no process has: runs/<experiment>/<method>-seed<n>, numbered if need be."""
+def fresh_directories(config: RunConfig, below: Path) -> Iterator[Path]:
+    """Directories that hold no run and that no process has: runs/<experiment>/<method>-seed<n>, numbered if need be."""
     split = f"-split{config.split}" if config.experiment.data == "usps" else ""
     name = f"{config.method}-seed{config.seed}{split}"
     parent = below / config.experiment.name
     places = (parent / (name if n == 1 else f"{name}-{n}") for n in itertools.count(1))
-    return next(place for place in places if not holds_run(place) and not is_taken(place))
+    return (place for place in places if not holds_run(place) and not is_taken(place))
 
 
-def unfinished_directory(config: RunConfig, below: Path = Path("runs")) -> Path:
+def fresh_directory(config: RunConfig, below: Path = RUNS) -> Path:
+    """The first of `fresh_directories`, as it is now: another process may take it before this one does."""
+    return next(fresh_directories(config, below))
+
+
+def unfinished_directory(config: RunConfig, below: Path = RUNS) -> Path:
     """The directory that `fresh_directory` gave a run of this configuration which has not ended; else a fresh one."""
     for directory in sorted((below / config.experiment.name).glob(f"{config.method}-seed{config.seed}*"), reverse=True):
         with contextlib.suppress(RecordError, ExperimentError):  # another version's, say
@@ -69,6 +78,21 @@ def unfinished_directory(config: RunConfig, below: Path = Path("runs")) -> Path:
     return fresh_directory(config, below)
 
 
+class OccupiedError(ExperimentError):
+    """A directory for a new run holds another."""
+
+
+def start_fresh(
+    config: RunConfig, below: Path = RUNS, *, observer: Observer | None = None, options: RunOptions | None = None
+) -> RunResult:
+    """Run a configuration in a fresh directory; if another process was quicker to take it, in the next."""
+    options = dataclasses.replace(options or RunOptions(), force=False)  # there is nothing to replace
+    for directory in fresh_directories(config, below):
+        with contextlib.suppress(RunLockedError, OccupiedError):
+            return start(config, directory, observer=observer, options=options)
+    raise AssertionError("numbers do not end")
+
+
 def start(
     config: RunConfig, directory: Path, *, observer: Observer | None = None, options: RunOptions | None = None
 ) -> RunResult:
@@ -77,13 +101,13 @@ def start(
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory, force=options.force), _computing(config), _watched(observer):
         if holds_run(directory) and not options.force:
-            raise ExperimentError(
-                f"{directory} holds another run; resume it with `shf resume {directory}`, choose another --out, "
-                "or replace it with --force"
+            raise OccupiedError(
+                f"{directory} holds another run; resume it with `shf resume {shlex.quote(str(directory))}`, "
+                "choose another --out, or replace it with --force"
             )
         training = new_training(config, options.data_dir, note=observer.note)
         options.crew.lead(training)
-        record = _record(config, training.problem.data)
+        record = _record(config, training.problem.data, options.crew.size)
         recorder = Recorder(
             directory,
             record,
@@ -106,14 +130,14 @@ def resume(
 ) -> RunResult:
     """Continue a run from its last intact checkpoint; `epochs` or `minutes` set a new limit."""
     observer, options = observer or Observer(), options or RunOptions()
-    record = read_run_file(directory)
+    record = read_sealed_run_file(directory)
     if record.get("status") == Status.FINISHED and epochs is None and minutes is None:
         observer.note(f"{directory} has finished; give it more with --epochs or --minutes")
         return RunResult(Status.FINISHED, directory, _config(record), record.get("summary") or {})
     with locked(directory, force=options.force) as stale:
         if stale:
             observer.note(stale)
-        record = read_run_file(directory)  # another process may have gone on with it until now
+        record = read_sealed_run_file(directory)  # another process may have gone on with it until now
         config = _config(record)
         if epochs is not None or minutes is not None:
             config = dataclasses.replace(config, epochs=epochs, minutes=minutes)
@@ -159,7 +183,7 @@ def _continue(
         _refuse_less(training, _config(record))
     recorder = Recorder(
         directory,
-        _continued(record, _record(config, training.problem.data)),
+        _continued(record, _record(config, training.problem.data, options.crew.size)),
         warn=observer.warn,
         resume_from=None if loaded is None else Seal.from_json(loaded.state.get("metrics")),
         store=store,
@@ -167,7 +191,12 @@ def _continue(
         tensorboard=options.tensorboard,
         first_iteration=training.position.iteration,
     )
-    for difference in (*_version_differences(record), *_schedule_differences(_config(record), config)):
+    differences = (
+        *_version_differences(record),
+        *_process_differences(record, options.crew.size),
+        *_schedule_differences(_config(record), config),
+    )
+    for difference in differences:
         recorder.say(difference)
     for text in () if loaded is None else loaded.passed_over:
         recorder.say(f"a damaged checkpoint was passed over, the one before it is used: {text}")
@@ -269,7 +298,7 @@ def new_training(
             epochs=config.pretraining.epochs,
             generator=generator,
         )
-    spec = METHODS[config.method]
+    spec = find_method(config.method)
     try:
         method = spec.build(problem.model, problem.loss, _settings(config, problem.data.train_targets.shape[0]))
     except (TypeError, ValueError) as error:
@@ -306,16 +335,19 @@ def _computing(config: RunConfig) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _record(config: RunConfig, data: Dataset) -> dict[str, Any]:
-    """``run.json`` of a run that starts now."""
+def _record(config: RunConfig, data: Dataset, processes: int) -> dict[str, Any]:
+    """``run.json`` of a run that starts now; the number of processes is told where there are several."""
+    several = {"processes": processes} if processes > 1 else {}
+    # as many on one host compute the same as on several, whose addresses nobody else has
+    launcher = f"torchrun --nproc-per-node {processes} -m " if several else ""
     return {
         "status": Status.RUNNING.value,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": config.command(),
+        "command": launcher + config.command(),
         "config": config.to_json(),
         "data": {"name": data.name, "checksums": dict(data.checksums), "note": data.note},
         "versions": machine.versions(),
-        "machine": machine.description(),
+        "machine": {**machine.description(), **several},
     }
 
 
@@ -360,6 +392,16 @@ def _version_differences(record: Mapping[str, Any]) -> Iterator[str]:
                 f"{name} {version} is installed, the run was started with {recorded[name]}: "
                 "it continues, but perhaps not bitwise as it would have"
             )
+
+
+def _process_differences(record: Mapping[str, Any], processes: int) -> Iterator[str]:
+    """Sums over the rows of a batch are rounded in another order where these are shared out otherwise."""
+    recorded = (record.get("machine") or {}).get("processes", 1)
+    if recorded != processes:
+        yield (
+            f"the run goes on with {processes} process{'' if processes == 1 else 'es'}, its earlier part had {recorded}: "
+            "it continues, but perhaps not bitwise as it would have"
+        )
 
 
 def _schedule_differences(before: RunConfig, now: RunConfig) -> Iterator[str]:

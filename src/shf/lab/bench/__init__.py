@@ -8,11 +8,13 @@ run(quick=True)                           # shrunk shapes, once each: shows that
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from shf.lab.bench.sections import CASES, measure_cases, select
 from shf.lab.bench.targets import Target, judge
 from shf.lab.experiments import ExperimentError
+from shf.lab.outlet import Outlet
 
 __all__ = ["CASES", "Target", "judge", "measure_cases", "run", "select"]
 
@@ -34,18 +36,21 @@ def run(out: Path | None = None, cases: list[str] | None = None, quick: bool = F
 
     Raises:
         ExperimentError: if a name is unknown.
+        OSError: if there can be no such directory.
     """
     from rich.console import Console
 
     from shf.lab.bench import report
 
-    console, errors = Console(), Console(stderr=True)
+    console, errors = Console(), Outlet(sys.stderr)
     try:
         chosen = select(cases)
     except ValueError as error:
         raise ExperimentError(str(error)) from None
-    results = measure_cases(chosen, quick=quick, progress=lambda name: errors.print(name, style="dim", highlight=False))
+    place = out or (RESULTS if cases is None else RESULTS / "some")
+    place.mkdir(parents=True, exist_ok=True)  # a place that cannot be had is refused before a quarter of an hour
+    results = measure_cases(chosen, quick=quick, progress=errors.line)
     report.show(results, console)
-    path = report.write(results, out or (RESULTS if cases is None else RESULTS / "some"))
+    path = report.write(results, place)
     console.print(f"written: {path} and {path.with_suffix('.svg').name}", highlight=False)
     return 0
