@@ -1,7 +1,9 @@
 """One unchanged preset over many problems, against methods that are tuned and methods that claim to need no tuning.
 
-    python benchmarks/notuning.py --seconds 20 --tune 5 --points 20 --seed 0 1 2     the runs, below results/fast
-    python benchmarks/notuning.py page                                               their table, in docs/fast.md
+    python benchmarks/notuning.py --seconds 60 --tune 5 --points 20 --seed 0     the runs, below results/fast
+    python benchmarks/notuning.py page                                           their table, in docs/fast.md
+
+`--problems` chooses some of them, by the beginnings of their names.
 
 Judged is the objective on the training set. Contestants: `shf.presets.fast` on batches of 500 rows, or of a third of the
 data where that is less; Adam at its default rate, Adam at the best of seven rates, Prodigy and Schedule-Free AdamW as their
@@ -189,9 +191,10 @@ def rows(root: Path) -> Iterator[list[str]]:
         found = read_contest(root / f"notuning-{name}")
         if reference := found.get(REFERENCE):
             levels = {seed: _end(record) for seed, record in reference.items()}
-            rate = next(iter(reference.values())).config["settings"]["rate"]
+            config = next(iter(reference.values())).config
+            rate, seconds = config["settings"]["rate"], config["seconds"]
             rivals = [_reached(found.get(rival, {}), levels) for rival in ("fast", "adam", "prodigy", "schedule-free")]
-            yield [words, f"{spread(list(levels.values()), '.3g')}, rate {rate:g}", *rivals]
+            yield [words, f"{seconds:g} s", f"{spread(list(levels.values()), '.3g')}, rate {rate:g}", *rivals]
 
 
 def _reached(rival: Mapping[int, RunRecord], levels: Mapping[int, float]) -> str:
@@ -201,7 +204,9 @@ def _reached(rival: Mapping[int, RunRecord], levels: Mapping[int, float]) -> str
         return ""
     times = [record.reached("objective", levels[seed], CLOCK) for seed, record in common.items()]
     made = [t for t in times if math.isfinite(t)]
-    when = f"{spread(made, '.2g')} s" if len(made) == len(times) else f"{len(made)} of {len(times)}" if made else "not"
+    when = (
+        f"{spread(made, '.2g')} s" if len(made) == len(times) else f"{len(made)} of {len(times)}" if made else "never"
+    )
     return f"{when}; ends at {spread([_end(record) for record in common.values()], '.3g')}"
 
 
@@ -210,7 +215,7 @@ def _end(record: RunRecord) -> float:
 
 
 def page() -> None:
-    heads = ("problem", "tuned Adam", "fast", "Adam 0.001", "Prodigy", "Schedule-Free")
+    heads = ("problem", "time", "tuned Adam", "fast", "Adam 0.001", "Prodigy", "Schedule-Free")
     fill(PAGE, {"notuning": table(heads, rows(RECORDS))})
 
 
