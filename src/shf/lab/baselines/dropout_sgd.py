@@ -101,7 +101,7 @@ def _build(model: nn.Module, loss: Loss, settings: Settings) -> DropoutSGD:
 def _spec(name: str, summary: str, dropout: str) -> MethodSpec:
     defaults = {**vars(DropoutSGDSettings()), **COMMON}
     grid = {"learning_rate": (30.0, 10.0, 3.0, 1.0, 0.3, 0.1)}
-    return MethodSpec(name, summary, _build, defaults, grid, batch=100, dropout=dropout)
+    return MethodSpec(name, summary, _build, defaults, grid, batch=100, dropout=dropout, may_be_none=("max_norm",))
 
 
 SPECS: tuple[MethodSpec, ...] = (

@@ -59,6 +59,7 @@ class MethodSpec:
         initialisation: the initialisation that is part of the method's definition, if one is.
         dropout: where it drops hidden units ("last" or "all"), if that is part of its definition.
         checks_itself: whether it refuses values of a wrong kind in its own words.
+        may_be_none: the settings that None switches off.
     """
 
     name: str
@@ -71,6 +72,7 @@ class MethodSpec:
     initialisation: str | None = None
     dropout: str | None = None
     checks_itself: bool = False
+    may_be_none: tuple[str, ...] = ()
 
     def complete(self, settings: Settings) -> dict[str, Any]:
         """The defaults with some settings replaced.
@@ -83,7 +85,8 @@ class MethodSpec:
             known = ", ".join(sorted(self.defaults))
             raise ValueError(f"{self.name} has no setting {', '.join(map(repr, unknown))}; its settings are: {known}")
         for name, value in settings.items():
-            if not self.checks_itself and not _is_like(value, self.defaults[name]):
+            off = value is None and name in self.may_be_none
+            if not self.checks_itself and not off and not _is_like(value, self.defaults[name]):
                 raise ValueError(
                     f"{self.name}: {name}={value!r}: expected a value like {self.defaults[name]!r}, its default"
                 )
