@@ -1,6 +1,7 @@
 """Settings: what is out of range is refused where it is given, by name, value and range."""
 
 import dataclasses
+import inspect
 import math
 
 import numpy as np
@@ -176,11 +177,29 @@ def test_the_ceiling_is_above_the_floor(damping):
 
 
 @pytest.mark.parametrize("kind", [shf.SHF, shf.HF])
-@pytest.mark.parametrize("name", ["lr", "momentum", "dampening", "progress_tolerence"])
-def test_unknown_options_are_named(kind, name):
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("lr", "there is no learning rate in this optimizer"),
+        ("momentum", "there is no learning rate in this optimizer"),
+        ("betas", "there is no learning rate in this optimizer"),
+        ("weightdecay", "did you mean 'weight_decay'? options are"),
+        ("dampening", "did you mean 'damping"),
+        ("amsgrad", "options are: weight_decay, "),
+    ],
+)
+def test_unknown_options_are_named_and_close_ones_come_first(kind, name, advice):
     with pytest.raises(TypeError) as error:
         kind(mlp(), nn.CrossEntropyLoss(), **{name: 0.1})
-    assert str(error.value).startswith(f"{kind.__name__}() has no option '{name}'; options are: damping, ")
+    said = str(error.value)
+    assert said.startswith(f"{kind.__name__}() has no option '{name}': {advice}")
+    options = said.partition("options are: ")[2].split(", ")
+    assert options == [*named_arguments(kind), *kind._config_type.names()]
+
+
+def named_arguments(kind):
+    """What it takes by name alone, besides options."""
+    return [p.name for p in inspect.signature(kind.__init__).parameters.values() if p.kind is p.KEYWORD_ONLY]
 
 
 def test_options_are_keyword_only():

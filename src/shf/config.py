@@ -1,6 +1,7 @@
 """Settings: frozen, validated where they are defined, and the named presets of the paper."""
 
 import dataclasses
+import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,11 @@ from typing import Any, ClassVar, Self
 from shf.damping import DAMPING_MAX, DAMPING_MIN, HELD_OUT_RISE
 from shf.preconditioner import Preconditioner
 from shf.search import Backtracking
+
+ARGUMENTS = ("weight_decay", "reduction", "forward", "select", "count", "seed", "process_group")
+"""What an optimizer takes by name besides its options."""
+_OF_RATES = ("lr", "learning_rate", "momentum", "nesterov", "betas")
+"""What optimizers with a learning rate take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,8 +185,21 @@ class Config:
         """From keyword arguments of an optimizer; one that does not exist is an error that lists those that do."""
         unknown = sorted(set(options) - set(cls.names()))
         if unknown:
-            raise TypeError(f"{owner}() has no option {unknown[0]!r}; options are: {', '.join(cls.names())}")
+            known = [*ARGUMENTS, *cls.names()]
+            advice = _advice(unknown[0], known)
+            raise TypeError(f"{owner}() has no option {unknown[0]!r}: {advice}options are: {', '.join(known)}")
         return cls(**{name: _plain(value) for name, value in options.items()})
+
+
+def _advice(name: str, known: list[str]) -> str:
+    """What to do about an option that does not exist, where that can be guessed; ends where the list of options begins."""
+    if name in _OF_RATES:
+        return (
+            "there is no learning rate in this optimizer, the length of a step comes from curvature, damping and a line "
+            "search; leave it out; "
+        )
+    close = difflib.get_close_matches(name, known, cutoff=0.7)
+    return f"did you mean {' or '.join(map(repr, close))}? " if close else ""
 
 
 def _plain(value: Any) -> Any:
