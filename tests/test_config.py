@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import math
+from typing import Unpack, get_type_hints
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 
 import shf
 from helpers import labelled, mlp, valued
+from shf.config import HFOptions, Options
 
 NAN, INF = math.nan, math.inf
 
@@ -200,6 +202,19 @@ def test_unknown_options_are_named_and_close_ones_come_first(kind, name, advice)
 def named_arguments(kind):
     """What it takes by name alone, besides options."""
     return [p.name for p in inspect.signature(kind.__init__).parameters.values() if p.kind is p.KEYWORD_ONLY]
+
+
+@pytest.mark.parametrize(("kind", "options"), [(shf.Config, Options), (shf.HFConfig, HFOptions)])
+def test_type_checkers_see_every_option_with_its_type(kind, options):
+    assert get_type_hints(options) == {name: get_type_hints(kind)[name] for name in kind.names()}
+    assert not options.__required_keys__
+
+
+def test_type_checkers_see_the_options_in_the_signatures():
+    signatures = {kind: inspect.signature(kind).parameters for kind in (shf.SHF, shf.HF)}
+    assert [p["options"].annotation for p in signatures.values()] == [Unpack[Options], Unpack[HFOptions]]
+    others = [[p for name, p in found.items() if name != "options"] for found in signatures.values()]
+    assert others[0] == others[1]
 
 
 def test_options_are_keyword_only():

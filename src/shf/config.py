@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypedDict
 
 from shf.damping import DAMPING_MAX, DAMPING_MIN, HELD_OUT_RISE
 from shf.preconditioner import Preconditioner
@@ -191,6 +191,45 @@ class Config:
         return cls(**{name: _plain(value) for name, value in options.items()})
 
 
+class Options(TypedDict, total=False):
+    """The settings of `Config` as keyword arguments, for type checkers and completion."""
+
+    damping: float | str
+    damping_factor: float
+    damping_rise: float
+    structural_damping: float
+    damping_rule: str
+    cg_iterations: int
+    cg_worth: bool
+    cg_noise: float | None
+    curvature_batch: int | None
+    curvature_rows: str
+    delta_momentum: str
+    cg_decay: float
+    cg_decay_growth: float
+    cg_decay_max: float
+    update_decay: float
+    preconditioner: str | None
+    preconditioner_exponent: float
+    factor_average: float
+    factor_every: int | None
+    backtracking: str | None
+    line_search_steps: int
+    max_norm: float | str | None
+    damping_min: float
+    damping_max: float
+    nonfinite: str
+    max_rejections: int | None
+    averaging: float
+    noise_every: int | None
+    microbatch: int | None
+    momentum_off_on_divergence: bool
+    split_vectors: bool
+    message_dtype: str | None
+    check_every: int
+    rank_timeout: float | None
+
+
 def _advice(name: str, known: list[str]) -> str:
     """What to do about an option that does not exist, where that can be guessed; ends where the list of options begins."""
     if name in _OF_RATES:
@@ -245,6 +284,13 @@ class HFConfig(Config):
                 raise ValueError(
                     f"HF({name}={value!r}): give the curvature batch to step, step(batches, curvature=...)"
                 )
+
+
+class HFOptions(Options, total=False):
+    """The settings of `HFConfig` as keyword arguments."""
+
+    progress_tolerance: float
+    iterate_spacing: float
 
 
 @dataclass(frozen=True)

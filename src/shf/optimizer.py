@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from numbers import Integral
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from shf.autodamping import mean_eigenvalue
 from shf.averaging import swapped
 from shf.batching import Batch, Count, Select, count_rows, curvature_rows, select_rows
-from shf.config import Config
+from shf.config import Config, Options
 from shf.decay import Decay
 from shf.derivatives import refuse_single_derivatives_on
 from shf.diagnosis import diagnose
@@ -106,7 +106,7 @@ class SHF(Optimizer):
         count: Count = count_rows,
         seed: int | None = None,
         process_group: Any = "auto",
-        **options: Any,
+        **options: Unpack[Options],
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(
