@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from shf.autodamping import mean_eigenvalue
 from shf.averaging import swapped
-from shf.batching import Batch, Count, Select, count_rows, curvature_rows, select_rows
+from shf.batching import Batch, Count, Select, count_rows, curvature_rows, explained_pair, select_rows
 from shf.config import Config, Options
 from shf.decay import Decay
 from shf.derivatives import refuse_single_derivatives_on
@@ -306,10 +306,14 @@ class SHF(Optimizer):
         """What can be found wrong before anything is computed, and this process's part of the batch."""
         if callable(inputs) and targets is None and self._count is count_rows:
             raise TypeError("step takes (inputs, targets), not a closure: it evaluates model and loss by itself")
+        if isinstance(inputs, Tensor) and inputs.ndim == 0 and targets is None and self._count is count_rows:
+            raise TypeError("step takes the batch, step(inputs, targets), not its loss, which it evaluates by itself")
         batch = Batch.of(inputs, targets, self._select, self._count, may_be_empty=ranks.several)
         network = self._network()
         refuse_unsupported(network, ranks)
-        return self._participation(network, [batch.rows], (batch, self._find_layout(network, batch)))
+        with explained_pair(inputs, targets):
+            layout = self._find_layout(network, batch)
+        return self._participation(network, [batch.rows], (batch, layout))
 
     def _find_layout(self, network: Network, batch: Batch) -> Layout:
         """What model and loss do with rows; the loss and the model's second derivatives are looked at until it is clear."""
