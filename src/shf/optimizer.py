@@ -64,7 +64,7 @@ class SHF(Optimizer):
     of the model's randomness for its duration, and leaves torch's global generator alone.
 
     With several processes each gives `step` its own rows, of any number: batch, `curvature_batch` and masks are those of
-    one process that holds all rows in rank order, and all processes take the same step (see docs/scaling.md).
+    one process that holds all rows in rank order, and all processes take the same step (see [docs/scaling.md](scaling.md)).
 
     Args:
         model: the module. DistributedDataParallel and torch.compile wrappers are looked through.
