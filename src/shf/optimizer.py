@@ -238,6 +238,8 @@ class SHF(Optimizer):
     def epoch(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Passes the loader's batches through, and begins the next epoch when they end.
 
+        After a `break` out of the loop it has not begun: call `next_epoch()` yourself.
+
         Example:
             `for inputs, targets in optimizer.epoch(loader): optimizer.step(inputs, targets)`
         """
