@@ -2,7 +2,7 @@
 
 Lightning's wrapper of an optimizer knows `step(closure)` only; SHF's own `step(inputs, targets)` is that of
 `self.optimizers(use_pl_optimizer=False)`. Lightning counts global steps by its wrapper, so the step is announced to its
-counter: then `trainer.global_step`, logging and checkpoints by step work as with any other optimizer.
+counter: then `trainer.global_step`, logging and the names of checkpoints are as with any other optimizer.
 
 pip install '.[integrations]'; python examples/with_lightning.py --epochs 5
 """
@@ -37,12 +37,12 @@ class Spirals(lightning.LightningModule):
 
 
 def main(count: int, directory: str = "runs/lightning", resume: str | None = None) -> lightning.Trainer:
-    """Trains, keeps a checkpoint every two steps, and returns the trainer."""
+    """Trains, keeps a checkpoint of every epoch, and returns the trainer."""
     trainer = lightning.Trainer(
         max_epochs=count,
         accelerator="cpu",
         default_root_dir=directory,
-        callbacks=[ModelCheckpoint(directory, filename="{step}", every_n_train_steps=2, save_top_k=-1, save_last=True)],
+        callbacks=[ModelCheckpoint(directory, filename="{step}", save_top_k=-1, save_last=True)],
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,

@@ -1,7 +1,9 @@
 """Settings: what is out of range is refused where it is given, by name, value and range."""
 
 import dataclasses
+import inspect
 import math
+from typing import Unpack, get_type_hints
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from torch import nn
 
 import shf
 from helpers import labelled, mlp, valued
+from shf.config import HFOptions, Options
 
 NAN, INF = math.nan, math.inf
 
@@ -176,11 +179,42 @@ def test_the_ceiling_is_above_the_floor(damping):
 
 
 @pytest.mark.parametrize("kind", [shf.SHF, shf.HF])
-@pytest.mark.parametrize("name", ["lr", "momentum", "dampening", "progress_tolerence"])
-def test_unknown_options_are_named(kind, name):
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("lr", "there is no learning rate in this optimizer"),
+        ("momentum", "there is no learning rate in this optimizer"),
+        ("betas", "there is no learning rate in this optimizer"),
+        ("weightdecay", "did you mean 'weight_decay'? options are"),
+        ("dampening", "did you mean 'damping"),
+        ("amsgrad", "options are: weight_decay, "),
+    ],
+)
+def test_unknown_options_are_named_and_close_ones_come_first(kind, name, advice):
     with pytest.raises(TypeError) as error:
         kind(mlp(), nn.CrossEntropyLoss(), **{name: 0.1})
-    assert str(error.value).startswith(f"{kind.__name__}() has no option '{name}'; options are: damping, ")
+    said = str(error.value)
+    assert said.startswith(f"{kind.__name__}() has no option '{name}': {advice}")
+    options = said.partition("options are: ")[2].split(", ")
+    assert options == [*named_arguments(kind), *kind._config_type.names()]
+
+
+def named_arguments(kind):
+    """What it takes by name alone, besides options."""
+    return [p.name for p in inspect.signature(kind.__init__).parameters.values() if p.kind is p.KEYWORD_ONLY]
+
+
+@pytest.mark.parametrize(("kind", "options"), [(shf.Config, Options), (shf.HFConfig, HFOptions)])
+def test_type_checkers_see_every_option_with_its_type(kind, options):
+    assert get_type_hints(options) == {name: get_type_hints(kind)[name] for name in kind.names()}
+    assert not options.__required_keys__
+
+
+def test_type_checkers_see_the_options_in_the_signatures():
+    signatures = {kind: inspect.signature(kind).parameters for kind in (shf.SHF, shf.HF)}
+    assert [p["options"].annotation for p in signatures.values()] == [Unpack[Options], Unpack[HFOptions]]
+    others = [[p for name, p in found.items() if name != "options"] for found in signatures.values()]
+    assert others[0] == others[1]
 
 
 def test_options_are_keyword_only():

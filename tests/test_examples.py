@@ -13,6 +13,8 @@ import expressions
 import finetune
 import longterm
 import report
+import training
+from helpers import theta
 from realdata import real
 from shf.lab import contest
 from shf.lab.data import Dataset, load
@@ -45,6 +47,41 @@ def noise(name, train=2000, test=300, **_):
     source = torch.Generator().manual_seed(0)
     parts = [part for n in (train, test) for part in (torch.rand(n, 784, generator=source), torch.arange(n) % 10)]
     return Dataset(name, *parts, image_shape=(28, 28), classes=10, checksums={}, note="random pixels")
+
+
+def test_the_training_to_copy_goes_on_as_if_it_had_not_stopped(tmp_path, capsys):
+    whole = training.main(4, tmp_path / "whole.pt")
+    said = capsys.readouterr().out
+    for epochs in (3, 4):
+        resumed = training.main(epochs, tmp_path / "resumed.pt")
+    assert capsys.readouterr().out == said
+    assert theta(resumed).equal(theta(whole))
+    states = [torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("whole", "resumed")]
+    leaves, others = (torch.utils._pytree.tree_flatten(state) for state in states)
+    assert leaves[1] == others[1]
+    for one, other in zip(leaves[0], others[0], strict=True):
+        assert one.equal(other) if isinstance(one, torch.Tensor) else one == other
+    losses = [float(line.split("loss ")[1].split(",")[0]) for line in said.splitlines()]
+    assert len(losses) == 4
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_the_training_to_copy_stops_early_with_its_best_weights(tmp_path, monkeypatch):
+    seen = []
+
+    def validate(model, *args):
+        seen.append({**original(model, *args), "loss": abs(len(seen) - 1.0)})  # the second epoch is the best
+        return seen[-1]
+
+    original = training.validate
+    monkeypatch.setattr(training, "validate", validate)
+    monkeypatch.setattr(training, "PATIENCE", 2)
+    model = training.main(10, tmp_path / "early.pt")
+    assert len(seen) == 4
+    assert not model.training
+    assert all(value.equal(seen[1]["weights"][name]) for name, value in model.state_dict().items())
+    training.main(10, tmp_path / "early.pt")
+    assert len(seen) == 4, "it has ended"
 
 
 def test_cnn(tmp_path, monkeypatch):

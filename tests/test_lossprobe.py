@@ -172,6 +172,59 @@ def test_a_curved_one_gets_none(loss):
         assert shf.SHF(mlp(), loss).step(*valued()).accepted
 
 
+def squared(z, t):
+    return (z - t).square().mean()
+
+
+def bernoulli(z, t):
+    return (F.softplus(z) - t * z).mean()
+
+
+def ranks(z, t):
+    """Every row with every other, on purpose."""
+    return F.softplus(-(z - z.transpose(0, -1)) * (t[:, None] - t).sign()).mean()
+
+
+NUMBERS = torch.randn(12, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def to_one_number():
+    return nn.Linear(4, 1).double()
+
+
+@pytest.mark.parametrize(
+    ("loss", "reduction"),
+    [(squared, None), (lambda z, t: 40 * squared(z, t), "mean"), (lambda z, t: (z - t).square().sum(), "sum")],
+)
+def test_outputs_and_targets_that_make_a_table_get_a_warning(loss, reduction):
+    with pytest.warns(
+        shf.SHFWarning, match=r"\(12, 1\) and targets of shape \(12,\), compares every output with every"
+    ):
+        shf.SHF(to_one_number(), loss, reduction=reduction).step(BATCH[0], NUMBERS)
+
+
+def test_the_table_is_seen_where_outputs_and_the_first_targets_are_alike():
+    model = to_one_number()
+    nn.init.zeros_(model.weight)
+    with pytest.warns(shf.SHFWarning, match="compares every output with every target"):
+        shf.SHF(model, bernoulli).step(BATCH[0], (torch.arange(12) > 6).double())
+
+
+@pytest.mark.parametrize(
+    ("loss", "targets"),
+    [
+        (squared, NUMBERS[:, None]),
+        (lambda z, t: squared(z[:, 0], t), NUMBERS),
+        (lambda z, t: squared(z.squeeze(), t), NUMBERS),
+        (lambda z, t: squared(z, t[:, None]), NUMBERS),
+        (lambda z, t: squared(z, t.view_as(z)), NUMBERS),
+        (ranks, NUMBERS),
+    ],
+)
+def test_others_of_one_output_get_none(loss, targets):
+    shf.SHF(to_one_number(), loss).step(BATCH[0], targets)
+
+
 class Kept(nn.Sequential):
     """Leaves the hidden layer's values in an attribute, as auxiliary losses are often passed on."""
 

@@ -27,10 +27,15 @@ class CGStop(enum.Enum):
     """Why conjugate gradients ended."""
 
     ITERATIONS = "all iterations done"
+    """The usual end."""
     PROGRESS = "a further iteration would gain too little"
+    """By the rule of `HF`, or by `cg_worth`."""
     ZERO_RESIDUAL = "the residual is zero: the system is solved"
+    """There is nothing left to gain."""
     NON_POSITIVE_CURVATURE = "p'Ap is not positive"
+    """By rounding, or because the loss is not convex in the outputs; the iterates so far count."""
     NON_FINITE = "a number was not finite"
+    """An overflow; the iterates before it count."""
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,22 @@
 """Settings: frozen, validated where they are defined, and the named presets of the paper."""
 
 import dataclasses
+import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypedDict
 
 from shf.damping import DAMPING_MAX, DAMPING_MIN, HELD_OUT_RISE
 from shf.preconditioner import Preconditioner
 from shf.search import Backtracking
+
+ARGUMENTS = ("weight_decay", "reduction", "forward", "select", "count", "seed", "process_group")
+"""What an optimizer takes by name besides its options."""
+_OF_RATES = ("lr", "learning_rate", "momentum", "nesterov", "betas")
+"""What optimizers with a learning rate take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +25,8 @@ class Config:
 
     Attributes:
         damping: initial damping strength [λ], on the scale of the loss: a loss that is k times larger wants a λ that is k
-            times larger. "auto" takes it, and a floor for it, from the curvature of the first batch (see docs/fast.md).
+            times larger. "auto" takes it, and a floor for it, from the curvature of the first batch (see
+            [docs/fast.md](fast.md)).
         damping_factor: λ is multiplied or divided by this after a step [99/100].
         damping_rise: where λ rises, it is divided by `damping_factor` to this power. 1 is the paper's: it rises as fast as
             it falls.
@@ -27,22 +34,22 @@ class Config:
             change of the tensors that the model names by `shf.hold_steady`, summed over them (time steps, layers) and
             averaged over the rows of the curvature batch. For recurrent networks; 0 for none, at no cost.
         damping_rule: what λ listens to. "batch": ρ on the step's own batch, the paper's. "held-out": what the next batch
-            says of the step, with powers of `damping_factor`; a small ρ still raises λ (see docs/fast.md).
+            says of the step, with powers of `damping_factor`; a small ρ still raises λ (see [docs/fast.md](fast.md)).
         cg_iterations: CG iterations per step [ζ]: 3-5 for classification, 25-50 for deep autoencoders.
         cg_worth: stop CG before ζ once an iteration gains less per cost than the step as a whole.
         cg_noise: after a step with ρ < ¼ CG makes one iteration, until `noise_every` measures at most this share of noise in
-            a gradient; None for always ζ (see docs/fast.md).
+            a gradient; None for always ζ (see [docs/fast.md](fast.md)).
         curvature_batch: rows of the curvature batch [|X^c|]; None for all rows of the gradient batch.
         curvature_rows: which rows of a gradient batch are the curvature batch in epoch e. "block": (eC + i) mod B for
             i < C, the paper's. "strided": (⌊iB/C⌋ + e) mod B, spread evenly over the batch; with several processes, a
             block may lie on one of them and leave the others idle, this gives each its proportion.
         delta_momentum: how the last solution δ comes in. "start": CG starts from γδ, the paper's. "exact": CG starts from
-            zero, and the model is minimised over its solution and δ together, unless γ is 0 (see docs/fast.md).
+            zero, and the model is minimised over its solution and δ together, unless γ is 0 (see [docs/fast.md](fast.md)).
         cg_decay: the share of the last CG solution that CG starts from, in the first epoch [γ_1].
         cg_decay_growth: γ is multiplied by this at every following epoch.
         cg_decay_max: γ's ceiling.
         update_decay: β, the factor before every update, is multiplied by this at every following epoch [c].
-        preconditioner: "empirical-fisher", "jacobi", "kronecker" (see docs/fast.md) or None.
+        preconditioner: "empirical-fisher", "jacobi", "kronecker" (see [docs/fast.md](fast.md)) or None.
         preconditioner_exponent: [ξ] of the two diagonal preconditioners, "empirical-fisher" and "jacobi".
         factor_average: Kronecker factors are running averages; the largest share of the old ones that a renewal keeps.
         factor_every: steps from one renewal of the Kronecker factors to the next; None for as many as hold the average cost
@@ -179,8 +186,60 @@ class Config:
         """From keyword arguments of an optimizer; one that does not exist is an error that lists those that do."""
         unknown = sorted(set(options) - set(cls.names()))
         if unknown:
-            raise TypeError(f"{owner}() has no option {unknown[0]!r}; options are: {', '.join(cls.names())}")
+            known = [*ARGUMENTS, *cls.names()]
+            advice = _advice(unknown[0], known)
+            raise TypeError(f"{owner}() has no option {unknown[0]!r}: {advice}options are: {', '.join(known)}")
         return cls(**{name: _plain(value) for name, value in options.items()})
+
+
+class Options(TypedDict, total=False):
+    """The settings of `Config` as keyword arguments, for type checkers and completion."""
+
+    damping: float | str
+    damping_factor: float
+    damping_rise: float
+    structural_damping: float
+    damping_rule: str
+    cg_iterations: int
+    cg_worth: bool
+    cg_noise: float | None
+    curvature_batch: int | None
+    curvature_rows: str
+    delta_momentum: str
+    cg_decay: float
+    cg_decay_growth: float
+    cg_decay_max: float
+    update_decay: float
+    preconditioner: str | None
+    preconditioner_exponent: float
+    factor_average: float
+    factor_every: int | None
+    backtracking: str | None
+    line_search_steps: int
+    max_norm: float | str | None
+    damping_min: float
+    damping_max: float
+    nonfinite: str
+    max_rejections: int | None
+    averaging: float
+    noise_every: int | None
+    microbatch: int | None
+    momentum_off_on_divergence: bool
+    split_vectors: bool
+    message_dtype: str | None
+    check_every: int
+    rank_timeout: float | None
+
+
+def _advice(name: str, known: list[str]) -> str:
+    """What to do about an option that does not exist, where that can be guessed; ends where the list of options begins."""
+    if name in _OF_RATES:
+        return (
+            "there is no learning rate in this optimizer, the length of a step comes from curvature, damping and a line "
+            "search; leave it out; "
+        )
+    close = difflib.get_close_matches(name, known, cutoff=0.7)
+    return f"did you mean {' or '.join(map(repr, close))}? " if close else ""
 
 
 def _plain(value: Any) -> Any:
@@ -226,6 +285,13 @@ class HFConfig(Config):
                 raise ValueError(
                     f"HF({name}={value!r}): give the curvature batch to step, step(batches, curvature=...)"
                 )
+
+
+class HFOptions(Options, total=False):
+    """The settings of `HFConfig` as keyword arguments."""
+
+    progress_tolerance: float
+    iterate_spacing: float
 
 
 @dataclass(frozen=True)
@@ -329,5 +395,5 @@ class presets:  # noqa: N801 - used as a namespace: shf.presets.classifier
             "noise_every": 10,
         }
     )
-    """Beyond the paper (docs/fast.md): nothing in it belongs to the scale of a loss. Feed it from
+    """Beyond the paper ([docs/fast.md](fast.md)): nothing in it belongs to the scale of a loss. Feed it from
     `shf.GrowingLoader`, evaluate within `optimizer.averaged()`."""

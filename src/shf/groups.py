@@ -48,6 +48,11 @@ class Group(dict[str, Any]):
 
 def make_groups(model: nn.Module, params: Parameters | None, weight_decay: float) -> list[dict[str, Any]]:
     """Parameter groups. Where none are given explicitly, weights (ndim ≥ 2) decay and the rest does not."""
+    if isinstance(params, Mapping) and "params" not in params and not any(map(torch.is_tensor, params.values())):
+        raise TypeError(
+            f"params is a {type(params).__name__} with {', '.join(map(repr, list(params)[:3]))}: options are given by name; "
+            "unpack it, as in **shf.presets.fast"
+        )
     if isinstance(params, Tensor | set | frozenset | Mapping) or not isinstance(params, Iterable | None):
         raise TypeError(
             f"params is a {type(params).__name__}: expected a list of parameters, or of dicts, whose order stays the same"

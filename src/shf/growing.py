@@ -160,6 +160,7 @@ class GrowingLoader:
         return {"epoch": self._epoch, "size": self._size.size, "needed": self._size.needed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues where `state_dict` was taken: with the epoch after the last one begun, at the size reached by then."""
         self._epoch = int(state["epoch"])
         self._size = replace(self._size, size=int(state["size"]), needed=state["needed"])
 

@@ -28,7 +28,8 @@ def refuse_contradictions(loss: Loss, network: Network, batch: Batch, layout: La
     """Refuses a loss that is not one function of outputs and targets, or that scales with rows otherwise than it says.
 
     Nothing is said of a loss that cannot be called on so few rows, or is neither a mean nor a sum over them. One without
-    curvature gets a warning: B is zero then, and steps are those of gradient descent.
+    curvature gets a warning: B is zero then, and steps are those of gradient descent. So does one that takes every output
+    together with every target.
 
     Returns:
         Whether that is all there is to find out. It is not where the loss says nothing of the rows that were tried, being 0
@@ -57,6 +58,7 @@ def refuse_contradictions(loss: Loss, network: Network, batch: Batch, layout: La
             "gradient descent with the rate 1/λ; use one that is curved in them, such as nn.CrossEntropyLoss on logits in "
             "place of nn.NLLLoss on log-probabilities"
         )
+    _warn_of_broadcasting(loss, outputs, batch.targets)
     if not layout.separable or any(axis is None for axis in layout.outputs):
         return True
     return _refuse_other_scaling(loss, outputs, layout, batch) or once is None or _says_something(once)
@@ -127,6 +129,32 @@ def _warn_of_own_parameters(loss: Loss, network: Network) -> None:
             f"loss {loss.name} has parameters of its own ({own[0]}), which SHF does not train: put them into the model, "
             "whose outputs the loss takes, or freeze them by requires_grad_(False)"
         )
+
+
+def _warn_of_broadcasting(loss: Loss, outputs: Any, targets: Any) -> None:
+    """Of outputs (B, 1) and targets (B,), between which arithmetic makes a table (B, B). It makes none row by row, nor
+    between (B,) and (B,), or (B, 1) and (B, 1): the warning comes if these three agree and the call as it is does not."""
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor) or targets.ndim != 1:
+        return
+    if outputs.shape != (2, 1) or len(targets) < 2:
+        return
+    z = outputs + torch.arange(2, device=outputs.device).view(2, 1)  # those of a last layer at zero do not differ
+    t = targets[torch.stack([targets.argmin(), targets.argmax()])]
+    called, first, second = (_value(loss, *way) for way in ((z, t), (z[:1], t[:1]), (z[1:], t[1:])))
+    if called is None or first is None or second is None:
+        return
+    total = (first + second) / (2 if loss.reduction is Reduction.MEAN else 1)
+    if _near(called, total):
+        return
+    if all(_near(_value(loss, *way), total) for way in ((z[:, 0], t), (z, t[:, None]))):
+        warn(
+            f"loss {loss.name}, of outputs of shape ({len(targets)}, 1) and targets of shape ({len(targets)},), compares "
+            "every output with every target: give both one shape, by targets[:, None] or a model that ends in nn.Flatten(0)"
+        )
+
+
+def _near(value: float | None, other: float) -> bool:
+    return value is not None and math.isclose(value, other, rel_tol=_NEAR)
 
 
 def _is_flat(loss: Loss, outputs: Any, targets: Any) -> bool:

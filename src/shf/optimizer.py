@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from numbers import Integral
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from shf.autodamping import mean_eigenvalue
 from shf.averaging import swapped
-from shf.batching import Batch, Count, Select, count_rows, curvature_rows, select_rows
-from shf.config import Config
+from shf.batching import Batch, Count, Select, count_rows, curvature_rows, explained_pair, select_rows
+from shf.config import Config, Options
 from shf.decay import Decay
 from shf.derivatives import refuse_single_derivatives_on
 from shf.diagnosis import diagnose
@@ -63,7 +63,7 @@ class SHF(Optimizer):
     of the model's randomness for its duration, and leaves torch's global generator alone.
 
     With several processes each gives `step` its own rows, of any number: batch, `curvature_batch` and masks are those of
-    one process that holds all rows in rank order, and all processes take the same step (see docs/scaling.md).
+    one process that holds all rows in rank order, and all processes take the same step (see [docs/scaling.md](scaling.md)).
 
     Args:
         model: the module. DistributedDataParallel and torch.compile wrappers are looked through.
@@ -105,7 +105,7 @@ class SHF(Optimizer):
         count: Count = count_rows,
         seed: int | None = None,
         process_group: Any = "auto",
-        **options: Any,
+        **options: Unpack[Options],
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(
@@ -237,6 +237,8 @@ class SHF(Optimizer):
     def epoch(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Passes the loader's batches through, and begins the next epoch when they end.
 
+        After a `break` out of the loop it has not begun: call `next_epoch()` yourself.
+
         Example:
             `for inputs, targets in optimizer.epoch(loader): optimizer.step(inputs, targets)`
         """
@@ -307,10 +309,14 @@ class SHF(Optimizer):
         """What can be found wrong before anything is computed, and this process's part of the batch."""
         if callable(inputs) and targets is None and self._count is count_rows:
             raise TypeError("step takes (inputs, targets), not a closure: it evaluates model and loss by itself")
+        if isinstance(inputs, Tensor) and inputs.ndim == 0 and targets is None and self._count is count_rows:
+            raise TypeError("step takes the batch, step(inputs, targets), not its loss, which it evaluates by itself")
         batch = Batch.of(inputs, targets, self._select, self._count, may_be_empty=ranks.several)
         network = self._network()
         refuse_unsupported(network, ranks)
-        return self._participation(network, [batch.rows], (batch, self._find_layout(network, batch)))
+        with explained_pair(inputs, targets):
+            layout = self._find_layout(network, batch)
+        return self._participation(network, [batch.rows], (batch, layout))
 
     def _find_layout(self, network: Network, batch: Batch) -> Layout:
         """What model and loss do with rows; the loss and the model's second derivatives are looked at until it is clear."""
