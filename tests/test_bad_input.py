@@ -297,6 +297,7 @@ def test_models_without_trainable_parameters():
         (0.01, "params is a float: expected a list of parameters"),
         (shf.presets.fast, r"params is a mappingproxy with 'damping', .*: .* unpack it, as in \*\*shf.presets.fast"),
         (dict(mlp().named_parameters()), "params is a dict: expected a list of parameters"),
+        ({}, "params is a dict: expected a list of parameters"),
     ],
 )
 def test_params_that_are_none(params, says):

@@ -219,6 +219,9 @@ def test_the_table_is_seen_where_outputs_and_the_first_targets_are_alike():
         (lambda z, t: squared(z, t[:, None]), NUMBERS),
         (lambda z, t: squared(z, t.view_as(z)), NUMBERS),
         (ranks, NUMBERS),
+        (lambda z, t: squared(z[:, 0], t.double()), NUMBERS > 0),
+        (lambda z, t: squared(z[:, 0], t.double()), NUMBERS.mul(9).to(torch.uint8)),
+        (lambda z, t: squared(z[:, 0], t.real), NUMBERS.to(torch.complex128)),
     ],
 )
 def test_others_of_one_output_get_none(loss, targets):

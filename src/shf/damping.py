@@ -47,7 +47,9 @@ class DampingBound(enum.Enum):
     """The end of its range that λ has come to."""
 
     FLOOR = "λ is at its floor"
+    """`damping_min`, or that of `damping="auto"`."""
     CEILING = "λ is at its ceiling"
+    """`damping_max`."""
 
 
 def adapt_damping(

@@ -48,7 +48,12 @@ class Group(dict[str, Any]):
 
 def make_groups(model: nn.Module, params: Parameters | None, weight_decay: float) -> list[dict[str, Any]]:
     """Parameter groups. Where none are given explicitly, weights (ndim ≥ 2) decay and the rest does not."""
-    if isinstance(params, Mapping) and "params" not in params and not any(map(torch.is_tensor, params.values())):
+    if (
+        isinstance(params, Mapping)
+        and params
+        and not any(map(torch.is_tensor, params.values()))
+        and "params" not in params
+    ):
         raise TypeError(
             f"params is a {type(params).__name__} with {', '.join(map(repr, list(params)[:3]))}: options are given by name; "
             "unpack it, as in **shf.presets.fast"

@@ -136,10 +136,11 @@ def _warn_of_broadcasting(loss: Loss, outputs: Any, targets: Any) -> None:
     between (B,) and (B,), or (B, 1) and (B, 1): the warning comes if these three agree and the call as it is does not."""
     if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor) or targets.ndim != 1:
         return
-    if outputs.shape != (2, 1) or len(targets) < 2:
+    if outputs.shape != (2, 1) or len(targets) < 2 or targets.layout != torch.strided or targets.is_complex():
         return
     z = outputs + torch.arange(2, device=outputs.device).view(2, 1)  # those of a last layer at zero do not differ
-    t = targets[torch.stack([targets.argmin(), targets.argmax()])]
+    order = targets.float()  # of bools and some whole numbers torch has no argmin
+    t = targets[torch.stack([order.argmin(), order.argmax()])]
     called, first, second = (_value(loss, *way) for way in ((z, t), (z[:1], t[:1]), (z[1:], t[1:])))
     if called is None or first is None or second is None:
         return
