@@ -138,7 +138,7 @@ def test_an_embedding_makes_no_gradients_of_words_that_a_case_does_not_hold(monk
     kind, options = VARIANTS[name]
     words = torch.randint(5, (len(t), 4))
     for preset in OPTIONS:
-        shf.SHF(MeanOfWords(kind(6, 3, **options)).double(), CE, **preset).step(words, t)
+        assert shf.SHF(MeanOfWords(kind(6, 3, **options)).double(), CE, **preset).step(words, t).accepted
 
 
 def test_an_embedding_whose_weight_is_used_elsewhere_too_takes_the_exact_path():

@@ -193,7 +193,7 @@ class Config:
 
 
 class Options(TypedDict, total=False):
-    """The settings of `Config` as keyword arguments, for type checkers and completion."""
+    """The settings of `HFConfig` as keyword arguments, for type checkers and completion; the last two `HF` alone has."""
 
     damping: float | str
     damping_factor: float
@@ -229,6 +229,8 @@ class Options(TypedDict, total=False):
     message_dtype: str | None
     check_every: int
     rank_timeout: float | None
+    progress_tolerance: float
+    iterate_spacing: float
 
 
 def _advice(name: str, known: list[str]) -> str:
@@ -285,13 +287,6 @@ class HFConfig(Config):
                 raise ValueError(
                     f"HF({name}={value!r}): give the curvature batch to step, step(batches, curvature=...)"
                 )
-
-
-class HFOptions(Options, total=False):
-    """The settings of `HFConfig` as keyword arguments."""
-
-    progress_tolerance: float
-    iterate_spacing: float
 
 
 @dataclass(frozen=True)

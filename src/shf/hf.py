@@ -1,23 +1,22 @@
 """Martens' batch method (§3): objective and gradient over all of the data, curvature on a minibatch."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import RandomSampler
 
 from shf.agreement import checksum
-from shf.batching import Batch, Count, Select, count_rows, select_rows
+from shf.batching import Batch
 from shf.cg import geometric, relative_progress
-from shf.config import HFConfig, HFOptions
+from shf.config import HFConfig
 from shf.exhaustion import Demand, explained_exhaustion
 from shf.extras import Extras
-from shf.groups import Parameters
 from shf.layout import Layout
 from shf.losses import Reduction
-from shf.network import Forward, Network, call_model
+from shf.network import Network
 from shf.objective import Objective
 from shf.optimizer import SHF
 from shf.participation import Participation
@@ -44,35 +43,6 @@ class HF(SHF):
     _config_type = HFConfig
     _described = "curvature batch"
     config: HFConfig
-
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Callable[[Any, Any], Tensor],
-        params: Parameters | None = None,
-        *,
-        weight_decay: float = 0.0,
-        reduction: str | None = None,
-        forward: Forward = call_model,
-        select: Select = select_rows,
-        count: Count = count_rows,
-        seed: int | None = None,
-        process_group: Any = "auto",
-        **options: Unpack[HFOptions],
-    ) -> None:
-        super().__init__(
-            model,
-            loss,
-            params,
-            weight_decay=weight_decay,
-            reduction=reduction,
-            forward=forward,
-            select=select,
-            count=count,
-            seed=seed,
-            process_group=process_group,
-            **options,  # type: ignore[misc]  # two more than SHF's, which `_config_type` knows
-        )
 
     def step(self, batches: Iterable[Any], curvature: tuple[Any, Any]) -> StepInfo:  # type: ignore[override]
         """One iteration over all of the data.
