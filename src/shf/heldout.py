@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from shf.cg import Dot
-from shf.damping import HELD_OUT_RISE
+from shf.damping import HELD_OUT_RISE, rounding
 from shf.flat import all_finite
 from shf.network import Network
 from shf.ranks import Ranks
@@ -47,8 +47,6 @@ _SURE = 1.5
 """By how many standard errors the averages must be beyond a threshold for λ to rise; one for it to fall."""
 _MOST = 3.0
 """Units that a single verdict may count at most, either way."""
-_ROUNDING = 8.0
-"""Units of rounding of f that a change must have to be more than that."""
 _HARM = 0.5
 """Where the slope is lost in noise, the least harm to unseen data, in units of the gain, that raises λ."""
 _COSTLY = 1.0
@@ -160,7 +158,7 @@ class HeldOut:
         slope = 2 * change + dot(downhill, step)
         if not (math.isfinite(change) and math.isfinite(slope)):
             return damping
-        lost = abs(change) < _ROUNDING * torch.finfo(downhill.dtype).eps * abs(value)
+        lost = abs(change) < 2 * rounding(value, torch.finfo(downhill.dtype).eps)  # of either evaluation
         verdict = (-1.0, -1.0) if lost else (_clipped(change / self._unit), _clipped(slope / self._unit))
         self.averages = self.averages.hear(*verdict)
         costly = not lost and change > _COSTLY * self._unit
