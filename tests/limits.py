@@ -143,7 +143,7 @@ WRAPPERS = (
     "`torch.compile`, `DataParallel`, `DistributedDataParallel` around the model, `torch.compile` around the loss",
     "what is inside; a module shares its parameters with the wrapper",
 )
-"""Tried in tests/test_optimizer.py, test_distributed.py and test_models_in_the_wild.py: what falls back there is no setting."""
+"""Tried in tests/test_optimizer.py, processes/test_distributed.py and test_models_in_the_wild.py: what falls back there is no setting."""
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------------

@@ -10,7 +10,12 @@ import pytest
 import shf
 
 FOLDER = Path(shf.__file__).parent
-CORE = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in ("cli", "__main__"))
+CORE = {
+    ".".join(path.relative_to(FOLDER).with_suffix("").parts): path
+    for path in sorted(FOLDER.rglob("*.py"))
+    if path.relative_to(FOLDER).parts[0] not in ("lab", "cli.py", "__main__.py")
+}
+"""The files of the core by their names below shf, "cg" or "beyond.kronecker"."""
 LEAVES = {"cg", "damping", "search", "batching", "randomness", "rows", "flat", "steady", "tree"}
 LABORATORY = ("numpy", "scipy", "matplotlib", "rich", "typer", "tensorboard", "platformdirs", "filelock")
 
@@ -30,7 +35,7 @@ def imported(path: Path) -> set[str]:
 
 def siblings(name: str) -> set[str]:
     """The modules of the core that a module of the core imports."""
-    return {m.split(".")[1] for m in imported(FOLDER / f"{name}.py") if m.startswith("shf.")} & set(CORE)
+    return {m.removeprefix("shf.") for m in imported(CORE[name])} & set(CORE)
 
 
 def test_leaves_know_only_leaves():
@@ -40,11 +45,11 @@ def test_leaves_know_only_leaves():
 
 @pytest.mark.parametrize("name", ["cg", "damping", "search", "flat"])
 def test_the_innermost_know_no_networks(name):
-    assert not {m for m in imported(FOLDER / f"{name}.py") if m.startswith(("torch.nn", "shf"))}
+    assert not {m for m in imported(CORE[name]) if m.startswith(("torch.nn", "shf"))}
 
 
 def test_damping_and_search_are_about_floats():
-    assert not {m for name in ("damping", "search") for m in imported(FOLDER / f"{name}.py") if m.startswith("torch")}
+    assert not {m for name in ("damping", "search") for m in imported(CORE[name]) if m.startswith("torch")}
 
 
 def test_imports_have_no_circles():
@@ -60,20 +65,20 @@ def test_imports_have_no_circles():
     [
         ("curvature", {"cg.conjugate_gradient", "damping", "step", "optimizer"}),
         ("preconditioner", {"cg.conjugate_gradient", "step", "optimizer"}),
-        ("step", {"network", "optimizer", "distributed", "objective", "hf"}),
-        ("objective", {"optimizer", "distributed", "hf"}),
+        ("step", {"network", "optimizer", "processes.distributed", "objective", "hf"}),
+        ("objective", {"optimizer", "processes.distributed", "hf"}),
         ("batching", {"network"}),
     ],
 )
 def test_who_does_not_know_whom(name, never):
-    known = {m.removeprefix("shf.") for m in imported(FOLDER / f"{name}.py") if m.startswith("shf.")}
+    known = {m.removeprefix("shf.") for m in imported(CORE[name]) if m.startswith("shf.")}
     assert not known & never
 
 
 def test_one_module_talks_to_other_processes():
-    talks = {name for name in CORE for m in imported(FOLDER / f"{name}.py") if m.startswith("torch.distributed")}
-    assert talks == {"distributed"}
-    assert {name for name in CORE if "distributed" in siblings(name)} == {"together"}
+    talks = {name for name in CORE for m in imported(CORE[name]) if m.startswith("torch.distributed")}
+    assert talks == {"processes.distributed"}
+    assert {name for name in CORE if "processes.distributed" in siblings(name)} == {"processes.together"}
 
 
 def test_only_the_adapters_know_the_optimizer():
@@ -82,13 +87,13 @@ def test_only_the_adapters_know_the_optimizer():
 
 @pytest.mark.parametrize("name", CORE)
 def test_the_core_imports_torch_and_itself_alone(name):
-    roots = {m.split(".")[0] for m in imported(FOLDER / f"{name}.py")}
+    roots = {m.split(".")[0] for m in imported(CORE[name])}
     assert roots <= {"torch", "shf"} | sys.stdlib_module_names
 
 
 @pytest.mark.parametrize("name", CORE)
 def test_the_core_does_not_know_the_laboratory(name):
-    assert not {m for m in imported(FOLDER / f"{name}.py") if m == "shf.lab" or m.startswith("shf.lab.")}
+    assert not {m for m in imported(CORE[name]) if m == "shf.lab" or m.startswith("shf.lab.")}
 
 
 def test_a_step_works_where_there_is_only_torch():
@@ -136,7 +141,7 @@ def test_public_names_are_documented():
 @pytest.mark.parametrize("name", CORE)
 def test_nothing_writes_grad_or_goes_around_autograd(name):
     """`.grad` belongs to the user; `p.data` would be a write that autograd does not see."""
-    tree = ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
+    tree = ast.parse(CORE[name].read_text(encoding="utf-8"))
     attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     assert not [node.lineno for node in attributes if node.attr == "grad" and isinstance(node.ctx, ast.Store)]
     assert not [node.lineno for node in attributes if node.attr == "data" and isinstance(node.ctx, ast.Store)]

@@ -14,7 +14,7 @@ from torch import Tensor
 import shf
 from cases import CASES, ROWS, Case
 from shf.batching import Batch
-from shf.layout import find_layout
+from shf.inspection.layout import find_layout
 from shf.losses import Loss, Reduction
 from shf.network import Network
 from shf.objective import Objective, Settings

@@ -11,9 +11,12 @@ import torch
 
 import architectures_table
 import shf
-from shf import cg, curvature, growing, losses, optimizer, steady
+from shf import cg, curvature, losses, optimizer, steady
+from shf.beyond import growing
 
 ROOT = Path(__file__).parent.parent
+ROOMS = [path.parent.name for path in (ROOT / "src" / "shf").glob("*/__init__.py") if path.parent.name != "lab"]
+"""The packages of the core."""
 
 
 def blocks(page: str) -> list[str]:
@@ -100,11 +103,11 @@ def test_the_map_names_what_exists():
     assert len(table) > 15
     for line in table:
         _, _, _, functions, tests, _ = line.split("|")
-        for module, names in re.findall(r"`(\w+)\.([\w.]+)", functions):
-            source = (ROOT / "src" / "shf" / f"{module}.py").read_text(encoding="utf-8")
+        for room, module, names in re.findall(rf"`({'|'.join(ROOMS)})?\.?(\w+)\.([\w.]+)", functions):
+            source = (ROOT / "src" / "shf" / room / f"{module}.py").read_text(encoding="utf-8")
             for name in names.split("."):
                 assert re.search(rf"(def|class) {name}\b", source), f"{module}.{names}"
-        for name, function in re.findall(r"`(test_\w+\.py)(?:::(\w+))?`", tests):
+        for name, function in re.findall(r"`((?:\w+/)?test_\w+\.py)(?:::(\w+))?`", tests):
             source = (ROOT / "tests" / name).read_text(encoding="utf-8")
             assert not function or re.search(rf"def {function}\b", source), f"{name}::{function}"
 
@@ -112,8 +115,9 @@ def test_the_map_names_what_exists():
 def test_the_map_has_every_module():
     text = (ROOT / "docs" / "map.md").read_text(encoding="utf-8")
     core, laboratory = re.findall(r"```\n(.*?)```", text, re.DOTALL)
-    for folder, words in ((ROOT / "src" / "shf", core), (ROOT / "src" / "shf" / "lab", laboratory)):
+    source = ROOT / "src" / "shf"
+    for folder, rooms, words in ((source, ROOMS, core), (source / "lab", (), laboratory)):
         named = set(re.findall(r"\w+/?", words))
-        modules = {path.stem for path in folder.glob("[!_]*.py")}
+        modules = {path.stem for room in ("", *rooms) for path in (folder / room).glob("[!_]*.py")}
         packages = {f"{path.parent.name}/" for path in folder.glob("*/__init__.py")} - {"lab/"}
         assert not (modules | packages) - named

@@ -21,7 +21,7 @@ from shf.batching import Batch, curvature_rows
 from shf.cg import conjugate_gradient
 from shf.damping import adapt_damping, reduction_ratio
 from shf.decay import Decay
-from shf.layout import find_layout
+from shf.inspection.layout import find_layout
 from shf.losses import Loss
 from shf.maxnorm import clip_norms_
 from shf.network import Network

@@ -20,7 +20,7 @@ from torch.utils.data import (
 import shf
 from helpers import FEATURES, assert_close, identical, labelled, mlp, snapshot, theta
 from shf.batching import Batch
-from shf.layout import find_layout
+from shf.inspection.layout import find_layout
 from shf.losses import Loss
 from shf.network import Network
 from shf.objective import Objective, Settings

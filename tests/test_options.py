@@ -130,7 +130,7 @@ CASES = {
         where={**OVERSHOOTING, "damping_factor": 0.5},
         vanishes={"damping": 1e-3, **ONE_STEP},
     ),
-    # for batches that are not finite, and for steps that do not move: see test_nonfinite.py and test_rejections.py
+    # batches that are not finite and steps that do not move: see faults/test_nonfinite.py and faults/test_rejections.py
     "nonfinite": Case((), ("raise", "skip")),
     "max_rejections": Case((), (50, None)),
     # chunks change nothing but memory: see the tests below

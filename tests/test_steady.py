@@ -9,7 +9,7 @@ import shf
 import worlds
 from helpers import assert_close, identical, snapshot, theta
 from shf.batching import Batch
-from shf.layout import find_layout
+from shf.inspection.layout import find_layout
 from shf.losses import Loss
 from shf.network import Network
 from shf.objective import Objective, Settings

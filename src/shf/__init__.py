@@ -1,16 +1,16 @@
 """Stochastic Hessian-free optimization (Kiros, 2013) for PyTorch: curvature without a learning rate."""
 
 from shf import losses
+from shf.beyond.growing import GrowingLoader
 from shf.cg import CGResult, CGStop, conjugate_gradient
 from shf.config import Config, HFConfig, presets
 from shf.curvature import gauss_newton_product
 from shf.damping import DampingBound
-from shf.exhaustion import StepMemoryError
-from shf.growing import GrowingLoader
+from shf.faults.exhaustion import StepMemoryError
+from shf.faults.nonfinite import NonFiniteError
 from shf.hf import HF
-from shf.nonfinite import NonFiniteError
 from shf.optimizer import SHF
-from shf.ranks import RankError
+from shf.processes.ranks import RankError
 from shf.steady import hold_steady
 from shf.step import StepInfo
 from shf.surroundings import SHFWarning

@@ -8,15 +8,15 @@ from torch import Tensor, nn
 
 from shf.batching import Batch
 from shf.cg import LinearMap
-from shf.derivatives import refuse_single_derivatives
+from shf.inspection.derivatives import refuse_single_derivatives
+from shf.inspection.layout import refuse_blind_spots
+from shf.inspection.unsupported import refuse_unsupported
 from shf.jacobian import Jacobian
-from shf.layout import refuse_blind_spots
 from shf.losses import HessianMap, Loss
 from shf.network import Forward, Network, call_model, unwrap
+from shf.processes.ranks import ALONE
 from shf.randomness import Draws, preserved_global_state
-from shf.ranks import ALONE
 from shf.surroundings import twice_differentiable_kernels
-from shf.unsupported import refuse_unsupported
 
 
 class GaussNewton:

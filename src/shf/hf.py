@@ -8,25 +8,25 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import RandomSampler
 
-from shf.agreement import checksum
 from shf.batching import Batch
+from shf.beyond.extras import Extras
 from shf.cg import geometric, relative_progress
 from shf.config import HFConfig
-from shf.exhaustion import Demand, explained_exhaustion
-from shf.extras import Extras
-from shf.layout import Layout
+from shf.faults.exhaustion import Demand, explained_exhaustion
+from shf.inspection.layout import Layout
+from shf.inspection.unsupported import refuse_unsupported
 from shf.losses import Reduction
 from shf.network import Network
 from shf.objective import Objective
 from shf.optimizer import SHF
-from shf.participation import Participation
 from shf.points import Points
+from shf.processes.agreement import checksum
+from shf.processes.participation import Participation
+from shf.processes.ranks import Ranks, Share
 from shf.randomness import mix
-from shf.ranks import Ranks, Share
 from shf.step import Curvature, Expansion, Solver, StepInfo
 from shf.terms import Terms, expand_terms, no_terms, sum_terms
 from shf.tree import leaves, parts
-from shf.unsupported import refuse_unsupported
 
 
 class HF(SHF):

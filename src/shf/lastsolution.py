@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from shf.network import Network
-from shf.ranks import Ranks
+from shf.processes.ranks import Ranks
 from shf.remembered import OptimizerState, forget_others, recall, remember
 
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
+from shf.faults.interruption import poll
 from shf.flat import Shapes
-from shf.interruption import poll
 from shf.tree import parts
 
 Result = TypeVar("Result")

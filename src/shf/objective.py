@@ -15,24 +15,24 @@ import torch
 from torch import Tensor
 
 from shf.batching import Batch
+from shf.beyond.factored import Renewal
+from shf.beyond.kronecker import Block
+from shf.beyond.layerfactors import Sums, explained_gradient, layer_sums, sampled_diagonal
+from shf.beyond.noise import half_difference
 from shf.config import Config
 from shf.curvature import GaussNewton
 from shf.decay import Decay
-from shf.factored import Renewal
+from shf.faults.interruption import poll
+from shf.faults.nonfinite import NonFiniteError
 from shf.flat import all_finite
-from shf.interruption import poll
+from shf.inspection.layout import Layout, batch_statistics, draw_axes, has_minor_draws
 from shf.jacobian import Jacobian
-from shf.kronecker import Block
-from shf.layerfactors import Sums, explained_gradient, layer_sums, sampled_diagonal
-from shf.layout import Layout, batch_statistics, draw_axes, has_minor_draws
 from shf.losses import Loss, LossExpansion, Reduction
 from shf.network import REFUSALS, Network
-from shf.noise import half_difference
-from shf.nonfinite import NonFiniteError
 from shf.points import Points
 from shf.preconditioner import Preconditioner, gradient_and_diagonal, random_signs
+from shf.processes.ranks import ALONE, Ranks, Share
 from shf.randomness import Draws, mix
-from shf.ranks import ALONE, Ranks, Share
 from shf.rows import RowAxis, even_chunks, join_outputs, unlike_shapes
 from shf.step import Curvature, Expansion
 from shf.terms import Terms, expand_terms, no_terms, own_decay, sum_terms

@@ -12,36 +12,36 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from shf.autodamping import mean_eigenvalue
-from shf.averaging import swapped
 from shf.batching import Batch, Count, Select, count_rows, curvature_rows, explained_pair, select_rows
+from shf.beyond.autodamping import mean_eigenvalue
+from shf.beyond.averaging import swapped
+from shf.beyond.extras import Extras, forget_switched_off, is_unsettled, make_extras, make_solver
+from shf.beyond.factored import FactorMemory
 from shf.config import Config, Options
 from shf.decay import Decay
-from shf.derivatives import refuse_single_derivatives_on
-from shf.diagnosis import diagnose
-from shf.exhaustion import explained_exhaustion
-from shf.extras import Extras, forget_switched_off, is_unsettled, make_extras, make_solver
-from shf.factored import FactorMemory
+from shf.faults.diagnosis import diagnose
+from shf.faults.exhaustion import explained_exhaustion
+from shf.faults.interruption import no_interrupts
+from shf.faults.nonfinite import NonFiniteError
 from shf.groups import Group, Parameters, check_decay, decay_weights, make_groups, members, refuse_settings, trainable
-from shf.interruption import no_interrupts
+from shf.inspection.derivatives import refuse_single_derivatives_on
+from shf.inspection.layout import NO_ROWS, Layout, LayoutMemory, few_rows
+from shf.inspection.lossprobe import refuse_contradictions
+from shf.inspection.unsupported import refuse_unsupported
 from shf.lastsolution import LastSolution
-from shf.layout import NO_ROWS, Layout, LayoutMemory, few_rows
 from shf.losses import Loss
-from shf.lossprobe import refuse_contradictions
 from shf.maxnorm import clip_norms_, input_major_groups
 from shf.network import Forward, Network, call_model, unwrap
-from shf.nonfinite import NonFiniteError
 from shf.objective import Objective, Settings
-from shf.participation import Participation
 from shf.preconditioner import Preconditioner
+from shf.processes.participation import Participation
+from shf.processes.ranks import Ranks
+from shf.processes.together import Communication, Connection
 from shf.randomness import mix
-from shf.ranks import Ranks
 from shf.remembered import refuse_other_shapes
 from shf.schedules import at_next_epoch, first_scalars
 from shf.step import Problem, Solver, State, StepInfo, shf_step
 from shf.surroundings import Surroundings, warn
-from shf.together import Communication, Connection
-from shf.unsupported import refuse_unsupported
 
 
 class _Problem(Problem, Protocol):

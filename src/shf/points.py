@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from shf.network import Network
-from shf.ranks import Ranks
+from shf.processes.ranks import Ranks
 
 
 class Points:

@@ -1,6 +1,6 @@
 """Diagonal preconditioners for CG: P = [diagonal + λ + w]^ξ, elementwise. No CG here.
 
-The one that is not diagonal has files of its own: `shf.kronecker`, `shf.layerfactors`, `shf.factored`.
+The one that is not diagonal has files of its own: `shf.beyond.kronecker`, `shf.beyond.layerfactors`, `shf.beyond.factored`.
 """
 
 import enum

@@ -11,13 +11,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from shf.beyond.momentum import conjugate_to_last
 from shf.candidates import Candidates
 from shf.cg import CGResult, CGStop, Dot, LinearMap, conjugate_gradient, inner_product, keep_all, never
 from shf.config import Config
 from shf.damping import DampingBound, adapt_damping, bound_reached, reduction_ratio, rounding
+from shf.faults.nonfinite import NonFiniteError
 from shf.flat import all_finite
-from shf.momentum import conjugate_to_last
-from shf.nonfinite import NonFiniteError
 from shf.search import Backtracking, Rate, line_search
 
 

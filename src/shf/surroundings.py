@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from shf.interruption import deferred_interrupts
+from shf.faults.interruption import deferred_interrupts
 from shf.randomness import preserved_global_state
 
 

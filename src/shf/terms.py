@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from shf.decay import Decay
+from shf.faults.nonfinite import NonFiniteError
 from shf.network import Network
-from shf.nonfinite import NonFiniteError
 from shf.preconditioner import Preconditioner, solve_diagonal
-from shf.ranks import Ranks
+from shf.processes.ranks import Ranks
 from shf.step import Expansion
 
 

@@ -59,7 +59,7 @@ def exit_code(error: Exception) -> int | None:
     from shf.lab.data import DataError, NoSuchDataError
     from shf.lab.lock import RunLockedError
     from shf.lab.records import RecordError
-    from shf.ranks import RankError
+    from shf.processes.ranks import RankError
 
     wrong = (ExperimentError, CheckpointVersionError, CheckpointMismatchError, NoSuchDataError)
     of_the_laboratory = (RecordError, CheckpointError, DataError, ChoicesError, RunLockedError)

@@ -15,16 +15,16 @@ from typing import Any
 
 import torch
 
-from shf import distributed
 from shf.batching import count_rows, select_rows
-from shf.distributed import Channel
 from shf.lab.baselines.registry import METHODS
 from shf.lab.experiments import ExperimentError
 from shf.lab.problem import build_loss, build_model
 from shf.lab.runconfig import RunConfig
 from shf.lab.training import Training
 from shf.optimizer import SHF
-from shf.ranks import RankError
+from shf.processes import distributed
+from shf.processes.distributed import Channel
+from shf.processes.ranks import RankError
 from shf.step import StepInfo
 
 

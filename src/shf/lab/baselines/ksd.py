@@ -21,9 +21,9 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 import shf
 from shf.batching import Batch
 from shf.cg import LinearMap
+from shf.inspection.layout import find_layout
 from shf.lab.baselines.objective import Objective
 from shf.lab.baselines.protocol import COMMON, Loss, MethodSpec, Settings, State, costs, own_settings
-from shf.layout import find_layout
 from shf.losses import Loss as CoreLoss
 from shf.network import Network
 from shf.objective import Objective as CoreObjective

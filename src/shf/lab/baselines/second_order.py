@@ -11,7 +11,7 @@ from torch import nn
 
 import shf
 from shf.batching import count_rows
-from shf.growing import BatchSize
+from shf.beyond.growing import BatchSize
 from shf.lab.baselines.protocol import COMMON, Loss, MethodSpec, Settings, State, costs
 
 
