@@ -84,9 +84,9 @@ class Problem:
         seen = select_rows(self.inputs, rows), select_rows(self.targets, rows)
 
         def evaluate(model: nn.Module) -> Row:
-            z = call_model(model, seen[0])
-            decay = sum(p.square().sum().item() for p in model.parameters() if p.ndim >= 2)
-            return {"objective": self.loss(z, seen[1]).item() + 0.5 * self.weight_decay * decay}
+            loss = self.loss(call_model(model, seen[0]), seen[1]).item()
+            penalty = 0.5 * self.weight_decay * sum(p.square().sum().item() for p in model.parameters() if p.ndim >= 2)
+            return {"objective": loss + penalty, "loss": loss}
 
         return Task(f"notuning-{self.name}", self.model, batches, evaluate, "objective")
 
