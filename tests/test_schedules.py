@@ -175,6 +175,30 @@ def test_divergence_is_judged_by_the_mean_over_the_epoch():
     assert optimizer.cg_decay > 0
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("cuts", [(3, 6, 12), (12, 6, 3)], ids=["growing", "shrinking"])
+def test_divergence_does_not_depend_on_how_an_epoch_is_cut(reduction, cuts):
+    """The objective per row falls as batches grow and rises as they shrink; its sum over a batch does the reverse."""
+    inputs, targets = valued()
+    optimizer = optimizer_of(loss=nn.MSELoss(reduction=reduction), damping=1e9, momentum_off_on_divergence=True)
+    for rows in cuts:
+        for chunk in torch.arange(len(inputs)).split(rows):
+            optimizer.step(inputs[chunk], 1e6 * rows**-0.25 * targets[chunk])
+        optimizer.next_epoch()
+    assert (optimizer.cg_decay == 0) == (cuts[0] > cuts[-1])
+
+
+def test_divergence_of_the_batch_method_is_judged_per_row():
+    """More data from epoch to epoch are no divergence."""
+    optimizer = shf.HF(mlp(), nn.MSELoss(reduction="sum"), damping=1e9, momentum_off_on_divergence=True)
+    inputs, targets = valued()
+    for times in (1, 2, 4):
+        data = (inputs.repeat(times, 1), 1e6 * times**-0.25 * targets.repeat(times, 1))
+        optimizer.step(list(zip(*(t.chunk(2) for t in data), strict=True)), curvature=data)
+        optimizer.next_epoch()
+    assert optimizer.cg_decay > 0
+
+
 def test_an_epoch_without_steps_neither_rises_nor_falls():
     inputs, targets = valued()
     optimizer = optimizer_of(loss=nn.MSELoss(), momentum_off_on_divergence=True)

@@ -71,7 +71,7 @@ class Config:
         noise_every: steps between two measurements of the gradient's noise (`StepInfo.gradient_noise`); None for none.
         microbatch: the most rows that are in memory at once; None for no bound.
         momentum_off_on_divergence: set γ to 0 for good once an epoch's mean objective is above the previous one's twice
-            running (§5.2).
+            running (§5.2); the objective per row, where the loss is a sum over rows.
         split_vectors: with several processes, split CG's vectors, preconditioner and δ over them, so that the optimizer's
             memory falls with their number; `state_dict` is then to be called on all of them.
         message_dtype: "bfloat16" to halve or quarter the messages between processes; None for the parameters' own dtype.

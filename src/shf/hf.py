@@ -141,6 +141,7 @@ class _BatchProblem:
         self._points = Points(network, ranks)
         self._decay = optimizer._decay(network)
         self._rows, self._numbers, self._curvature_share = shares
+        self.represents = self._rows.total
 
     def expand(self, damping: float) -> Expansion:
         total = sum_terms(self._ranks, self._own_terms, agree=self._optimizer._settings.skip)
@@ -160,7 +161,7 @@ class _BatchProblem:
             ranks=self._ranks,
             share=self._curvature_share,
         )
-        part.represents = self._rows.total
+        part.represents = self.represents
         return part.curvature(damping)
 
     def point(self, delta: Tensor, rate: float) -> Tensor:

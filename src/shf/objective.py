@@ -96,7 +96,8 @@ class Objective:
         buffers: the module's buffers as the gradient pass left them; none before it.
         rows: rows of the gradient batch, or of this process's share.
         outputs: entries of the model's outputs on them, once `expand` has seen them.
-        represents: rows that the curvature stands for, where the loss is a sum.
+        represents: rows that the curvature stands for, where the loss is a sum: those of the batch, unless it is but the
+            curvature's part of another problem.
     """
 
     def __init__(

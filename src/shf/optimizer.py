@@ -1,4 +1,4 @@
-"""SHF as a torch.optim.Optimizer: parameter groups, state, epochs. Only it and `averaging` write parameters."""
+"""SHF as a torch.optim.Optimizer: parameter groups, state, epochs. Only it and `beyond.averaging` write parameters."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ from shf.inspection.layout import NO_ROWS, Layout, LayoutMemory, few_rows
 from shf.inspection.lossprobe import refuse_contradictions
 from shf.inspection.unsupported import refuse_unsupported
 from shf.lastsolution import LastSolution
-from shf.losses import Loss
+from shf.losses import Loss, Reduction
 from shf.maxnorm import clip_norms_, input_major_groups
 from shf.network import Forward, Network, call_model, unwrap
 from shf.objective import Objective, Settings
@@ -45,10 +45,14 @@ from shf.surroundings import Surroundings, warn
 
 
 class _Problem(Problem, Protocol):
-    """One iteration's objective, and the module's buffers as its gradient pass left them."""
+    """One iteration's objective, the module's buffers as its gradient pass left them, and the rows that it is over, those of
+    all processes."""
 
     @property
     def buffers(self) -> Mapping[str, Tensor]: ...
+
+    @property
+    def represents(self) -> int: ...
 
 
 class SHF(Optimizer):
@@ -395,7 +399,7 @@ class SHF(Optimizer):
             **scalars,
             "damping": after.damping,
             "iteration": scalars["iteration"] + 1,
-            "epoch_loss": scalars["epoch_loss"] + info.loss_before,
+            "epoch_loss": scalars["epoch_loss"] + info.loss_before / self._summed(problem),
             "epoch_steps": scalars["epoch_steps"] + 1,
             "rejections": self._count_rejections(info, batch),
         }
@@ -405,6 +409,10 @@ class SHF(Optimizer):
             last.write(after.delta, network, self.state, ranks)
             self.param_groups[0]["shf"] = {**scalars, **extras.write(theta, theta_next, info)}
         return info
+
+    def _summed(self, problem: _Problem) -> int:
+        """By what an objective is divided before it is compared with that of other batches, which may have more rows."""
+        return problem.represents if self.loss.reduction is Reduction.SUM else 1
 
     def _pass_over(self, error: NonFiniteError, batch: Batch) -> StepInfo:
         """A batch that is not finite: raises, or passes over it, and the next step is as if it had not been there."""

@@ -90,11 +90,12 @@ def _by_layers(
         members = {id(jacobian.network.parameters[i]) for i in wanted}
         owners = {m: c for m, c in owners.items() if any(id(p) in members for p in m.parameters())}
     outputs = [c.output for calls in owners.values() for c in calls if c.output is not None and c.output.requires_grad]
-    pulled = jacobian.pull(graph, cotangents, [*(graph.theta[i] for i in wanted), *outputs])
+    beside = [] if only is None else _asked_beside(graph)
+    pulled = jacobian.pull(graph, cotangents, [*(graph.theta[i] for i in wanted), *outputs, *beside])
     gradient: list[Tensor | None] = [None] * len(names)
     for i, g in zip(wanted, pulled[: len(wanted)], strict=True):
         gradient[i] = g
-    by_output = {id(z): g for z, g in zip(outputs, pulled[len(wanted) :], strict=True)}
+    by_output = {id(z): g for z, g in zip(outputs, pulled[len(wanted) :], strict=False)}
 
     squares = [
         torch.zeros_like(p) if g is None or not p.numel() else None for g, p in zip(gradient, graph.theta, strict=True)
@@ -117,6 +118,13 @@ def _by_layers(
         if holds:
             squares[place] = total
     return gradient, squares
+
+
+def _asked_beside(graph: Graph) -> list[Tensor]:
+    """Tensors whose gradients are asked for though nobody wants them: torch (2.13, CPU) crashes in the backward pass of a
+    GroupNorm on channels-last images where its parameters' gradients are wanted and its input's is not."""
+    inputs = [c.input for m, calls in graph.calls.of.items() if isinstance(m, nn.GroupNorm) for c in calls]
+    return [a for a in inputs if a is not None and a.requires_grad and not a.is_contiguous()]
 
 
 def sole_owners(model: nn.Module, graph: Graph) -> dict[nn.Module, list[Call]]:

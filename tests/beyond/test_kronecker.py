@@ -350,6 +350,21 @@ def test_a_layer_of_another_kind_of_input_or_size_has_a_diagonal(monkeypatch):
     assert [(b.inputs, b.outputs) for b in find_blocks(network)] == [(5, 6)]
 
 
+def test_images_with_channels_last_make_the_same_step():
+    """torch crashes where GroupNorm's parameters alone are differentiated by there."""
+    inputs = torch.randn(ROWS, 2, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    ends = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        torch.manual_seed(0)
+        layers = nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3)
+        model = nn.Sequential(*layers).to(torch.float64, memory_format=layout)
+        shf.SHF(model, nn.CrossEntropyLoss(), seed=0, **shf.presets.fast).step(
+            inputs.to(memory_format=layout), labelled()[1]
+        )
+        ends.append(theta(model))
+    assert_close(ends[1], ends[0])
+
+
 def test_a_frozen_bias_has_no_place_in_the_factor():
     model = mlp()
     model[0].bias.requires_grad_(False)
