@@ -156,7 +156,7 @@ class Jacobian:
             raise ValueError(
                 f"output number {index} of the model is shared by all rows, where one for each row is needed: return it "
                 "once per row, leave it out (forward=lambda model, inputs: ...), or use preconditioner=None, "
-                "microbatch=None and noise_every=None"
+                "microbatch=None, noise_every=None and cg_noise=None"
             )
         return found
 

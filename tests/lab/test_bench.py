@@ -2,10 +2,12 @@
 
 import json
 import math
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from shf.lab import bench, commands
@@ -164,6 +166,12 @@ def test_absent_peers_are_skipped_visibly(monkeypatch):
     assert "no-such-package is not installed" in found["soap"]["skipped"]
     assert found["adam"]["seconds_per_epoch"] > 0
     assert any("not installed" in cell for row in report._peers(found) for cell in row)
+
+
+def test_the_terminal_shows_brackets_as_they_are(results, capsys):
+    soap = {"peer": "SOAP", "package": None, "setup": "", "skipped": "absent: pip install '.[bench]'"}
+    report.show({**results, "sections": {"peers": {"soap": soap}}}, Console(width=300, file=sys.stdout))
+    assert "pip install '.[bench]'" in capsys.readouterr().out
 
 
 def test_memory_is_measured_in_a_process_of_its_own():

@@ -429,6 +429,13 @@ def test_a_reader_who_has_enough_ends_the_command_quietly() -> None:
     assert (found.stdout, found.stderr) == ("[", "")
 
 
+def test_resume_names_the_runs_below_a_directory_that_is_none(tmp_path: Path) -> None:
+    run_tiny(tmp_path / "tiny" / "a")
+    result = shf_command("resume", tmp_path)
+    assert result.exit_code == 1
+    assert f"holds no run: run.json is missing; below it are {tmp_path / 'tiny' / 'a'}" in result.stderr
+
+
 def test_failures_end_with_1(tmp_path: Path) -> None:
     result = shf_command("resume", tmp_path)
     assert (result.exit_code, "holds no run" in result.stderr) == (1, True)

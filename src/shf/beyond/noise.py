@@ -36,6 +36,6 @@ def _first_half(u: Tensor, axis: RowAxis, per_row: Tensor) -> Tensor:
     if u.ndim <= axis.axis or u.shape[axis.axis] != len(per_row) * axis.fold:
         raise ValueError(
             f"noise_every: an output of shape {tuple(u.shape)} does not say which entries belong to which of {len(per_row)} "
-            "cases; return outputs with the rows along axis 0 (pad sequences), or use noise_every=None"
+            "cases; return outputs with the rows along axis 0 (pad sequences), or use noise_every=None and cg_noise=None"
         )
     return u * axis.factor(per_row, u.ndim)

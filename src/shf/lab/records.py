@@ -187,7 +187,10 @@ def read_run_file(directory: Path) -> dict[str, Any]:
     except IrregularFileError as error:
         raise RecordError(f"{error}; this is no record of a run") from None
     except FileNotFoundError:
-        raise RecordError(f"{directory} holds no run: {RUN_FILE} is missing") from None
+        found = [path.parent for deep in ("*", "*/*") for path in sorted(directory.glob(f"{deep}/{RUN_FILE}"))]
+        below = ", ".join(map(str, found[:5])) + (" and others" if len(found) > 5 else "")
+        advice = f"; below it are {below}" if below else ""
+        raise RecordError(f"{directory} holds no run: {RUN_FILE} is missing{advice}") from None
     except (ValueError, RecursionError) as error:
         raise RecordError(f"{path}: not a record of a run: {error}") from None
     if not isinstance(record, dict) or not isinstance(record.get("schema"), int):

@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from shf.lab.bench.targets import SPARSE, judge
@@ -204,9 +205,9 @@ def show(results: dict[str, Any], console: Console) -> None:
     for title, heads, rows in tables(results):
         table = Table(title=title, title_justify="left")
         for number, head in enumerate(heads):
-            table.add_column(head, justify="left" if number == 0 else "right")
+            table.add_column(head, justify="left" if number == 0 else "right", overflow="fold")
         for row in rows:
-            table.add_row(*(cell.replace("**", "") for cell in row))
+            table.add_row(*(escape(cell.replace("**", "")) for cell in row))
         console.print(table)
 
 
