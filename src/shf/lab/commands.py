@@ -105,8 +105,10 @@ RunDirectory = Annotated[Path, typer.Argument(exists=True, file_okay=False, help
 DataDir = Annotated[Path | None, typer.Option(help="Where the data are, laid out like mnist/, usps/, reuters/.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a script.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress, only warnings.")]
-Clock = Annotated[Literal["wall", "processor"], typer.Option(help="Whose seconds are counted.")]
-Epochs = Annotated[int | None, typer.Option(min=1, help="Train for so many epochs.")]
+Clock = Annotated[
+    Literal["wall", "processor"], typer.Option(help="Count seconds of the wall clock or of the processor.")
+]
+Epochs = Annotated[int | None, typer.Option(min=1, help="Number of epochs to train for.")]
 Minutes = Annotated[float | None, typer.Option(min=1e-3, help="Minutes of training; evaluation is not counted.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of initial weights, batches and masks.")]
 Split = Annotated[int | None, typer.Option(help="USPS: which of the five splits.")]
@@ -134,7 +136,7 @@ def list_experiments(
     measure: Annotated[
         bool, typer.Option("--measure", help="Time the first iterations of each, here and now.")
     ] = False,
-    optimizers: Annotated[bool, typer.Option("--optimizers", help="The optimizers instead.")] = False,
+    optimizers: Annotated[bool, typer.Option("--optimizers", help="List the optimizers instead.")] = False,
     data_dir: DataDir = None,
 ) -> None:
     """The experiments: the paper's setting, its figure, and the time they take here."""
@@ -202,7 +204,7 @@ def get_data(
 def tune(
     experiment: ExperimentName,
     optimizer: Annotated[str, typer.Argument(autocompletion=_method_names, help="See `shf list --optimizers`.")],
-    minutes: Annotated[float, typer.Option(min=1e-3, help="Of training for the whole search, equal for all.")] = 10.0,
+    minutes: Annotated[float, typer.Option(min=1e-3, help="Minutes of training for the whole search.")] = 10.0,
     dropout: Annotated[bool, typer.Option("--dropout", help="Choose the amount of input dropout too.")] = False,
     seed: Seed = 0,
     split: Split = None,
@@ -289,9 +291,9 @@ def run(
     ] = None,
     pretrain_epochs: Annotated[int | None, typer.Option(min=1, help="Epochs per layer; 10 by default.")] = None,
     untuned: Annotated[bool, typer.Option("--untuned", help="Ignore the file of tuned settings.")] = False,
-    rows_every: Annotated[int, typer.Option(min=1, help="Record every so many iterations; epochs always.")] = 1,
+    rows_every: Annotated[int, typer.Option(min=1, help="Record every Nth iteration; epochs are always recorded.")] = 1,
     evaluate_seconds: Annotated[
-        float | None, typer.Option(help="Evaluate every so many seconds of training too, where epochs are long.")
+        float | None, typer.Option(help="Also evaluate after every so many seconds of training.")
     ] = None,
     threads: Annotated[
         int | None, typer.Option(min=1, max=1024, help="Threads of torch (default: torch's own choice).")
