@@ -367,6 +367,10 @@ class SHF(Optimizer):
     def _decay(self, network: Network) -> Decay:
         return Decay(network.shapes, decay_weights(network.parameters, self.param_groups))
 
+    def _summed(self, problem: _Problem) -> int:
+        """By what an objective is divided before it is compared with that of other batches, which may have more rows."""
+        return problem.represents if self.loss.reduction is Reduction.SUM else 1
+
     def _iterate(
         self,
         problem: _Problem,
@@ -409,10 +413,6 @@ class SHF(Optimizer):
             last.write(after.delta, network, self.state, ranks)
             self.param_groups[0]["shf"] = {**scalars, **extras.write(theta, theta_next, info)}
         return info
-
-    def _summed(self, problem: _Problem) -> int:
-        """By what an objective is divided before it is compared with that of other batches, which may have more rows."""
-        return problem.represents if self.loss.reduction is Reduction.SUM else 1
 
     def _pass_over(self, error: NonFiniteError, batch: Batch) -> StepInfo:
         """A batch that is not finite: raises, or passes over it, and the next step is as if it had not been there."""
