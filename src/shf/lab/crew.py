@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from shf.algorithm import StepInfo
 from shf.data.batches import count_rows, select_rows
 from shf.distributed import channel as distributed
 from shf.distributed.channel import Channel
 from shf.errors import RankError
+from shf.info import StepInfo
 from shf.lab.baselines.registry import METHODS
 from shf.lab.experiments import ExperimentError
 from shf.lab.problem import build_loss, build_model

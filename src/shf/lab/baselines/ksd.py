@@ -26,9 +26,9 @@ from shf.lab.baselines.protocol import COMMON, Loss, MethodSpec, Settings, State
 from shf.linear.cg import LinearMap
 from shf.losses import Loss as CoreLoss
 from shf.model.network import Network
+from shf.preconditioners import EmpiricalFisher
 from shf.probing.layout import find_layout
-from shf.problems.objective import Objective as CoreObjective
-from shf.problems.objective import Settings as CoreSettings
+from shf.problems.batch import BatchProblem
 from shf.runtime.context import twice_differentiable_kernels
 
 Vector = npt.NDArray[np.float64]
@@ -186,8 +186,8 @@ class KSD:
             for inputs, targets in batches:
                 batch, seed = Batch.of(inputs, targets), mix(self.seed, self.iteration, count)
                 layout = find_layout(self.network, batch, seed)
-                part = CoreObjective(self.network, self.loss, batch, layout, seed=seed, settings=CoreSettings())
-                f, g, d = part.data_terms()
+                found = BatchProblem(self.network, self.loss, batch, layout, seed=seed).linearise(EmpiricalFisher())
+                f, g, d = found.value, found.gradient, found.diagonal
                 assert d is not None
                 value, rows, count = value + batch.rows * f, rows + batch.rows, count + 1
                 gradient.add_(g, alpha=batch.rows)

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
@@ -106,7 +106,7 @@ class HFMethod:
         self.steps = state["steps"]
 
 
-def _schedules(optimizer: shf.SHF) -> dict[str, float]:
+def _schedules(optimizer: shf.SHF | shf.HF) -> dict[str, float]:
     """γ and β as the next step will use them."""
     return {"cg_decay": optimizer.cg_decay, "update_scale": optimizer.update_scale}
 
@@ -140,7 +140,7 @@ def _hf(model: nn.Module, loss: Loss, settings: Settings) -> HFMethod:
 
 
 def _defaults(config: type[shf.Config]) -> dict[str, Any]:
-    return {**{f.name: f.default for f in fields(config)}, **COMMON}
+    return {**config.defaults(), **COMMON}
 
 
 SPECS: tuple[MethodSpec, ...] = (

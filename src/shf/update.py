@@ -1,14 +1,47 @@
-"""Weight clipping: each unit's squared incoming norm is held to a bound after an update."""
+"""What becomes of a step: β before it (§4.3), and each unit's squared incoming norm held to a bound after it (§5)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from shf.component import Component, number, option
 from shf.linear.flat import Shapes
+from shf.model.network import Network
 
 _Transposed = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update(Component):
+    """θ ← θ + βαδ with β_e = cβ_{e-1}; then clipping."""
+
+    decay: float = option(
+        1.0,
+        number(above=0.0, most=1.0),
+        "β, the factor before every update, is multiplied by this at every following epoch [c].",
+        name="update_decay",
+    )
+    max_norm: float | str | None = option(
+        None,
+        number(above=0.0, words=("fan-in", None)),
+        """bound on each unit's squared incoming norm after an update: a number, "fan-in" for round(√inputs) as in the
+        author's program, or None.""",
+    )
+
+    def first(self) -> dict[str, Any]:
+        return {"update_scale": 1.0}
+
+    def next_epoch(self, numbers: Mapping[str, Any]) -> dict[str, Any]:
+        return {"update_scale": numbers["update_scale"] * self.decay}
+
+    def clip_(self, theta: Tensor, network: Network) -> None:
+        """The bound, in place."""
+        if self.max_norm is not None:
+            clip_norms_(theta, network.shapes, self.max_norm, input_major_groups(network.model, network.parameters))
 
 
 def input_major_groups(model: nn.Module, parameters: Sequence[nn.Parameter]) -> list[int]:

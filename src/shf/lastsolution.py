@@ -6,7 +6,7 @@ from torch import Tensor
 
 from shf.distributed.collective import Collective
 from shf.model.network import Network
-from shf.state import OptimizerState, forget_others, recall, remember
+from shf.state import OptimizerState, recall, remember
 
 
 @dataclass
@@ -43,7 +43,6 @@ class LastSolution:
         pieces = [None] * len(network.parameters) if whole is None else network.shapes.split(whole)
         for p, d in zip(network.parameters, pieces, strict=True):
             remember(state, p, delta=d)
-        forget_others(network, state, "delta")
 
     def gather(self, state: OptimizerState, ranks: Collective) -> None:
         """Puts the whole into the optimizer's state; every process must take part."""
