@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shf.lab.data import Dataset, load
-from shf.lab.data.catalogue import Progress
-from shf.lab.data.fetching import quiet
+from shf.lab.data.sources import Progress, quiet
 from shf.lab.evaluation import Loss, evaluate, samples
 from shf.lab.experiments import Experiment, Task
 from shf.lab.initialisation import initialise_

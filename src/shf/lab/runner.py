@@ -25,8 +25,7 @@ from shf.lab.checkpoint import CheckpointStore, Loaded
 from shf.lab.configure import find_method
 from shf.lab.crew import Crew
 from shf.lab.data import Dataset
-from shf.lab.data.catalogue import Progress
-from shf.lab.data.fetching import quiet
+from shf.lab.data.sources import Progress, quiet
 from shf.lab.experiments import ExperimentError
 from shf.lab.interrupts import StopRequest
 from shf.lab.lock import RunLockedError, is_taken, locked

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from . import curves, mnist, reuters, usps
-from .catalogue import MNIST, REUTERS, USPS, Collection, Progress, collection_name
+from .catalogue import MNIST, REUTERS, USPS, Collection, collection_name
 from .errors import DataError, MissingDataError
-from .fetching import find, locate, quiet
+from .fetching import find, locate
 from .files import sha256
 from .places import cache_directory, roots
+from .sources import Progress, quiet
 
 VARIANCE_FLOOR = 0.01
 

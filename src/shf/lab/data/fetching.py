@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import curves
-from .catalogue import COLLECTIONS, CURVES, Collection, Progress, collection_name
+from .catalogue import COLLECTIONS, CURVES, Collection, collection_name
 from .errors import DamagedDataError, DataError, MissingDataError, SourceError
 from .files import DataFile
 from .places import DATA_VARIABLE, cache_directory, data_directory, roots
+from .sources import Progress, quiet
 from .storage import exclusive, write_atomic
 
 
@@ -28,10 +29,6 @@ class DataStatus:
     bytes: int  # on disk
     source: str  # where the data are, or where they would come from
     problem: str | None = None  # why files that are there cannot be used
-
-
-def quiet(message: str) -> None:
-    """A progress callback for those who do not want to know."""
 
 
 def available(data_dir: Path | str | None = None) -> list[DataStatus]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import io
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from .archives import gunzip
 from .errors import DamagedDataError
 from .storage import read_bounded
 
@@ -43,22 +45,19 @@ class DataFile:
         return self.content(read_bounded(path, self.size + SLACK), str(path))
 
     def content(self, stored: bytes, label: str) -> bytes:
-        """The content in the bytes of a file, after its size and checksum were found right."""
+        """The content in the bytes of a file, after its checksum was found right; a gzip bomb is left at ``size + 1``."""
         try:
-            content = gunzip(stored, self.size, label) if self.gzipped else stored
-        except DamagedDataError as fault:
-            raise self._damaged(label, f"nothing readable; the file's own sha256 is {sha256(stored)}") from fault
-        found = sha256(content)
-        if found != self.sha256:
-            raise self._damaged(label, f"{found} ({len(content)} bytes)")
-        return content
-
-    def _damaged(self, label: str, found: str) -> DamagedDataError:
-        name = self.path.split("/", maxsplit=1)[0]
-        return DamagedDataError(
+            content = gzip.GzipFile(fileobj=io.BytesIO(stored)).read(self.size + 1) if self.gzipped else stored
+        except (OSError, EOFError, zlib.error):
+            found = f"nothing readable; the file's own sha256 is {sha256(stored)}"
+        else:
+            if sha256(content) == self.sha256:
+                return content
+            found = f"{sha256(content)} ({len(content)} bytes)"
+        raise DamagedDataError(
             f"{label}: damaged, truncated or another file. Expected {self.checksum_of} {self.sha256} "
             f"({self.size} bytes), found {found}. Replace it by a good copy ({self.home}); "
-            f"for a file in the user cache `shf data get {name}` does that."
+            f"for a file in the user cache `shf data get {self.path.partition('/')[0]}` does that."
         )
 
 
