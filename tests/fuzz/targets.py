@@ -27,9 +27,8 @@ from shf.lab.data import DamagedDataError
 from shf.lab.data.files import DataFile
 from shf.lab.data.matfile import read_variables
 from shf.lab.experiments import EXPERIMENTS, ExperimentError
-from shf.lab.npz import NpzError, read_npz
+from shf.lab.npz import NpzError, read_npz, write_npz
 from shf.lab.runconfig import RunConfig
-from shf.lab.samples import encode_samples
 
 LIMIT = 1 << 20
 _MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -188,7 +187,7 @@ def seeds() -> dict[str, list[bytes]]:
         "metrics": [b'{"row":"epoch","epoch":1,"objective":0.5}\n{"row":"iteration","objective":"nan"}\n'],
         "tuned": [_tuned()],
         "owner": [b'{"host":"a","pid":1}'],
-        "npz": [encode_samples({"images": array.astype("u1"), "labels": np.arange(2)})],
+        "npz": [write_npz({"images": array.astype("u1"), "labels": np.arange(2)})],
         "mat": [_mat(compress=False), _mat(compress=True)],
         "gzip": [gzip.compress(b"content", mtime=0)],
     }

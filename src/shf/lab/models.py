@@ -7,19 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from shf.lab.sparse import SparseDropout, SparseLinear
-
-__all__ = [
-    "Autoencoder",
-    "PaperDropout",
-    "SparseDropout",
-    "SparseLinear",
-    "WeightLayer",
-    "autoencoder",
-    "classifier",
-    "incoming_weights",
-    "weight_layers",
-]
+from shf.nn import SparseDropout, SparseLinear
 
 WeightLayer = nn.Linear | SparseLinear
 

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from shf.lab.checkpoint import CheckpointStore
 from shf.lab.files import write_atomically
+from shf.lab.npz import write_npz
 from shf.lab.observer import Status
 from shf.lab.records import METRICS_FILE, RUN_FILE, SAMPLES_FILE, MetricsFile, Seal, write_run
-from shf.lab.samples import encode_samples
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -123,7 +123,7 @@ class Recorder:
             self._metrics.flush(sync=True)
             self._save_best()
             if samples:
-                content = encode_samples(samples)
+                content = write_npz(samples)
                 write_atomically(self._directory / SAMPLES_FILE, content)
                 self._record["samples"] = Seal.of(content).to_json()
             self._write_record(self._metrics.seal())

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shf.lab.files import IrregularFileError, TooLargeError, open_regular, read_at_most, write_atomically
-from shf.lab.samples import SamplesError, read_samples
+from shf.lab.npz import NpzError, read_npz
 
 SCHEMA = 1
 RUN_FILE = "run.json"
@@ -37,6 +37,7 @@ _KINDS_OF_CONFIG: Mapping[str, type] = {
 }
 _LONGEST_LINE = 1 << 20
 _LONGEST_RUN_FILE = 1 << 24
+_LARGEST_SAMPLES = 1 << 24
 _FLUSH_BYTES = 1 << 16
 _ROW_DIGITS = 7  # single precision holds no more
 
@@ -290,7 +291,7 @@ def read_run(directory: Path) -> RunRecord:
             samples = read_samples(directory / SAMPLES_FILE)
     except FileNotFoundError:
         pass
-    except SamplesError as error:
+    except RecordError as error:
         problems.append(str(error))
     return RunRecord(
         directory=directory,
@@ -300,6 +301,20 @@ def read_run(directory: Path) -> RunRecord:
         samples=samples,
         problems=tuple(problems),
     )
+
+
+def read_samples(path: Path) -> dict[str, NDArray[Any]]:
+    """The few images that a run leaves for its report, uint8, (n, height, width), 0 black.
+
+    An autoencoder leaves ``originals`` and ``reconstructions``, a classifier of images ``images``, ``labels`` and
+    ``predictions`` of test cases it gets wrong.
+    """
+    try:
+        return read_npz(read_at_most(path, _LARGEST_SAMPLES), limit=_LARGEST_SAMPLES)
+    except FileNotFoundError:
+        raise
+    except (NpzError, OSError) as error:
+        raise RecordError(f"{path}: not a readable samples file: {error}") from None
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:

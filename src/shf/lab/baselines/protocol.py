@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from shf.beyond.worth import EVALUATION, PRODUCT
+
 Loss = Callable[[Any, Any], Tensor]
 Settings = Mapping[str, Any]
 State = dict[str, Any]
@@ -109,3 +111,14 @@ def _is_like(value: Any, default: Any) -> bool:
 def costs(*, gradients: float = 0, evaluations: float = 0, products: float = 0) -> dict[str, float]:
     """The cost account of a step, in passes over one batch."""
     return {"gradients": float(gradients), "evaluations": float(evaluations), "products": float(products)}
+
+
+def gradient_equivalents(report: Mapping[str, float]) -> float:
+    """What a step costs, in gradients, so that methods of different kinds share an axis.
+
+    By the matrix products of a layer: a forward pass is one, a gradient three (forward, and two backward), a Gauss-Newton
+    product four (Jv and J'u, two each). Hence an evaluation counts 1/3 and a product 4/3 of a gradient; CG's last,
+    which makes no J'u, is counted as a whole one.
+    """
+    account = {"gradients": 1.0, "evaluations": EVALUATION, "products": PRODUCT}
+    return sum(weight * report.get(kind, 0.0) for kind, weight in account.items())

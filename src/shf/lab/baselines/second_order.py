@@ -23,11 +23,15 @@ class SHFMethod:
 
     def step(self, inputs: Any, targets: Any) -> dict[str, float]:
         before = _schedules(self.optimizer)
-        info = self.optimizer.step(inputs, targets)
+        info = self.advance(inputs, targets)
         rows, curvature = count_rows(inputs), self.optimizer.config.curvature_batch
         share = 1.0 if curvature is None else min(curvature / rows, 1.0)
         account = costs(gradients=info.gradients, evaluations=info.evaluations, products=share * info.products)
         return {**_report(info), **before, **account}
+
+    def advance(self, inputs: Any, targets: Any) -> shf.StepInfo:
+        """The step itself: where several processes take it together, each on its rows."""
+        return self.optimizer.step(inputs, targets)
 
     def next_epoch(self) -> None:
         self.optimizer.next_epoch()
