@@ -1,9 +1,9 @@
 """What the laboratory asks of an optimizer, whatever its kind."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from torch import Tensor, nn
 
@@ -16,10 +16,41 @@ State = dict[str, Any]
 COMMON: Settings = MappingProxyType({"weight_decay": 0.0, "seed": 0})
 """The settings that every method has, with their defaults."""
 
+Rule = tuple[Callable[[Any], bool], str]
+ABOVE_0: Rule = (lambda v: v > 0, "above 0")
+FRACTION: Rule = (lambda v: 0 <= v < 1, "in [0, 1)")
 
-def own_settings(settings: Settings) -> dict[str, Any]:
-    """The settings that are a method's own: all but the common ones."""
-    return {name: value for name, value in settings.items() if name not in COMMON}
+
+def at_least(least: float) -> Rule:
+    return lambda v: v >= least, f"at least {least}"
+
+
+def setting(default: Any, rule: Rule, grid: tuple[Any, ...] = ()) -> Any:
+    """A field of `OwnSettings`: its default, what its values must be, and those that tuning tries."""
+    return field(default=default, metadata={"rule": rule, "grid": grid})
+
+
+@dataclass(frozen=True)
+class OwnSettings:
+    """Settings of a method beside the common ones, each declared once as a `setting`; values are checked."""
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            holds, expected = f.metadata["rule"]
+            if not holds(getattr(self, f.name)):
+                raise ValueError(f"{type(self).__name__}({f.name}={getattr(self, f.name)!r}): must be {expected}")
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """From all settings of a method."""
+        return cls(**{f.name: settings[f.name] for f in fields(cls)})
+
+    @classmethod
+    def described(cls) -> dict[str, Any]:
+        """Defaults and grid, as a `MethodSpec` has them."""
+        defaults = {f.name: f.default for f in fields(cls)}
+        grid = {f.name: f.metadata["grid"] for f in fields(cls) if f.metadata["grid"]}
+        return {"defaults": {**defaults, **COMMON}, "grid": grid}
 
 
 class Method(Protocol):

@@ -9,6 +9,8 @@ from typing import Any
 MIB, GIB = 2**20, 2**30
 SPARSE = ("product", "product_few", "step")
 """What is measured with sparse and with dense inputs."""
+KINDS = ("matrix products", "passes over vectors", "elementwise work of the network", "all else")
+"""Kinds of work in a step."""
 
 
 @dataclass(frozen=True)
