@@ -12,7 +12,7 @@ from pathlib import Path
 
 from . import curves
 from .catalogue import COLLECTIONS, CURVES, Collection, collection_name
-from .errors import DamagedDataError, DataError, MissingDataError, SourceError
+from .errors import DamagedDataError, MissingDataError, SourceError
 from .files import DataFile
 from .places import DATA_VARIABLE, cache_directory, data_directory, roots
 from .sources import Progress, quiet
@@ -93,29 +93,19 @@ def _looked_at(collection: Collection, root: Path | None, what: str) -> str:
 
 
 def _by_hand(collection: Collection, cache: Path, tried: list[str]) -> str:
-    files = [f"  {file.path}  from {file.home}  ({file.checksum_of} {file.sha256})" for file in collection.files]
-    return "\n".join(
-        [
-            f"{collection.name}: no source has it. Tried:",
-            *(f"  - {line}" for line in tried),
-            f"Connect to the network and run `shf data get {collection.name}` again, or place by hand, under {cache} "
-            f"or a directory of yours named by {DATA_VARIABLE} or --data-dir:",
-            *files,
-        ]
-    )
+    lines = [
+        f"{collection.name}: no source has it. Tried:",
+        *(f"  - {line}" for line in tried),
+        f"Connect to the network and run `shf data get {collection.name}` again, or place by hand, under {cache} "
+        f"or a directory of yours named by {DATA_VARIABLE} or --data-dir:",
+        *(f"  {file.path}  from {file.home}  ({file.checksum_of} {file.sha256})" for file in collection.files),
+    ]
+    return "\n".join(lines)
 
 
 def _lacking(collection: Collection, root: Path) -> list[DataFile]:
     """The files that are not intact under ``root``."""
-    return [file for file in collection.files if not _intact(file, root)]
-
-
-def _intact(file: DataFile, root: Path) -> bool:
-    try:
-        file.read(root)
-    except DataError:
-        return False
-    return True
+    return [file for file in collection.files if file.problem(root)]
 
 
 def _status(collection: Collection, data_dir: Path | str | None) -> DataStatus:
@@ -123,12 +113,7 @@ def _status(collection: Collection, data_dir: Path | str | None) -> DataStatus:
     if root is None:
         source = " or ".join(source.description for source in collection.sources)
         return DataStatus(collection.name, False, None, 0, f"{source}: shf data get {collection.name}")
-    problem = None
-    try:
-        for file in collection.files:
-            file.read(root)
-    except DataError as fault:
-        problem = str(fault)
+    problem = next(filter(None, (file.problem(root) for file in collection.files)), None)
     size = sum(file.at(root).stat().st_size for file in collection.files)
     return DataStatus(collection.name, problem is None, root / collection.name, size, _kind(root), problem)
 

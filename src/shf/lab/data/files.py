@@ -9,7 +9,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import DamagedDataError
+from .errors import DamagedDataError, DataError
 from .storage import read_bounded
 
 SLACK = 1 << 20  # a gzip file may be larger than what it holds, by headers only
@@ -43,6 +43,14 @@ class DataFile:
         """The verified content of the file under ``root``."""
         path = self.at(root)
         return self.content(read_bounded(path, self.size + SLACK), str(path))
+
+    def problem(self, root: Path) -> str | None:
+        """Why the file under ``root`` cannot be used; None if it can."""
+        try:
+            self.read(root)
+        except DataError as fault:
+            return str(fault)
+        return None
 
     def content(self, stored: bytes, label: str) -> bytes:
         """The content in the bytes of a file, after its checksum was found right; a gzip bomb is left at ``size + 1``."""
