@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,25 +23,6 @@ from shf.lab.files import write_atomically
 from shf.lab.plots import SERIES_COLOURS, draw, palette_css
 from shf.lab.records import RUN_FILE, RecordError, RunRecord, number, read_run
 from shf.lab.words import duration
-
-
-@dataclass(frozen=True)
-class Section:
-    """What the page says about one experiment."""
-
-    name: str
-    anchor: str
-    summary: str
-    figure: str
-    paper_note: str
-    data_note: str
-    cases: str
-    columns: tuple[str, ...]
-    rows: tuple[dict[str, Any], ...]
-    damped: bool
-    figures: tuple[Markup, ...]
-    pictures: tuple[dict[str, Any], ...]
-    details: tuple[dict[str, Any], ...]
 
 
 def find_runs(places: Sequence[Path]) -> list[Path]:
@@ -139,25 +119,24 @@ def _by_experiment(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
     return groups
 
 
-def _section(name: str, records: Sequence[RunRecord]) -> Section:
+def _section(name: str, records: Sequence[RunRecord]) -> dict[str, Any]:
+    """What the page says about one experiment."""
     runs = named(records)
     experiment = records[0].config["experiment"]
     columns, drawn = _columns(runs), charts(runs)
-    return Section(
-        name=name,
-        anchor=slug(name),
-        summary=str(experiment.get("summary", "")),
-        figure=str(experiment.get("figure", "")),
-        paper_note=str(experiment.get("paper_note", "")),
-        data_note=str((records[0].run.get("data") or {}).get("note", "")),
-        cases=_evaluated(records),
-        columns=tuple(metric_words(column) for column in columns),
-        rows=tuple(_rows(runs, columns)),
-        damped=any(chart.references for chart in drawn),
-        figures=tuple(Markup(draw(chart)) for chart in drawn),
-        pictures=tuple(picture for run in runs if (picture := _picture(run))),
-        details=tuple(_details(run) for run in runs),
-    )
+    return {
+        "name": name,
+        "anchor": slug(name),
+        **{key: str(experiment.get(key, "")) for key in ("summary", "figure", "paper_note")},
+        "data_note": str((records[0].run.get("data") or {}).get("note", "")),
+        "cases": _evaluated(records),
+        "columns": [metric_words(column) for column in columns],
+        "rows": list(_rows(runs, columns)),
+        "damped": any(chart.references for chart in drawn),
+        "figures": [Markup(draw(chart)) for chart in drawn],
+        "pictures": [picture for run in runs if (picture := _picture(run))],
+        "details": [_details(run) for run in runs],
+    }
 
 
 def _evaluated(records: Sequence[RunRecord]) -> str:
@@ -309,9 +288,7 @@ def _picture(run: Run) -> dict[str, Any] | None:
 
 def _image_urls(images: NDArray[Any]) -> list[str]:
     """Grey images as data URLs, ink dark on light."""
-    if images.ndim != 3 or images.dtype != np.uint8:
-        return []
-    return [_image_url(image) for image in images]
+    return [_image_url(image) for image in images] if images.ndim == 3 and images.dtype == np.uint8 else []
 
 
 def _image_url(image: NDArray[np.uint8]) -> str:

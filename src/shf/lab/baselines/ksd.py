@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.optimize
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import shf
@@ -22,7 +22,7 @@ from shf.batching import Batch
 from shf.cg import LinearMap
 from shf.inspection.layout import find_layout
 from shf.lab.baselines.objective import Objective, OnObjective
-from shf.lab.baselines.protocol import Loss, MethodSpec, OwnSettings, Settings, at_least, costs, setting
+from shf.lab.baselines.protocol import MethodSpec, OwnSettings, at_least, costs, setting
 from shf.losses import Loss as CoreLoss
 from shf.network import Network
 from shf.objective import Objective as CoreObjective
@@ -219,15 +219,11 @@ def _nth(batches: Iterable[tuple[Any, Any]], n: int) -> tuple[Any, Any]:
     return next(islice(batches, n, None))
 
 
-def _build(model: nn.Module, loss: Loss, settings: Settings) -> KSD:
-    return KSD(Objective.of(model, loss, settings), KSDSettings.of(settings), seed=settings["seed"])
-
-
 SPECS: tuple[MethodSpec, ...] = (
     MethodSpec(
         "ksd",
         "Krylov subspace descent (Vinyals & Povey): BFGS in a subspace from curvature products",
-        _build,
+        lambda model, loss, s: KSD(Objective.of(model, loss, s), KSDSettings.of(s), seed=s["seed"]),
         **KSDSettings.described(),
         reads_batches=True,
     ),

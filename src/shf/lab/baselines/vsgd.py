@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from shf.lab.baselines.objective import Objective, OnObjective
-from shf.lab.baselines.protocol import ABOVE_0, Loss, MethodSpec, OwnSettings, Settings, State, at_least, costs, setting
+from shf.lab.baselines.protocol import ABOVE_0, MethodSpec, OwnSettings, State, at_least, costs, setting
 
 
 @dataclass(frozen=True)
@@ -145,15 +145,11 @@ class VSGD(OnObjective):
         self.averages = Averages(**state)
 
 
-def _build(model: nn.Module, loss: Loss, settings: Settings) -> VSGD:
-    return VSGD(Objective.of(model, loss, settings), VSGDSettings.of(settings))
-
-
 SPECS: tuple[MethodSpec, ...] = (
     MethodSpec(
         "vsgd",
         "vSGD-fd, learning rates that set themselves (Schaul & LeCun)",
-        _build,
+        lambda model, loss, s: VSGD(Objective.of(model, loss, s), VSGDSettings.of(s)),
         **VSGDSettings.described(),
         batch=200,
     ),

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from importlib import import_module, metadata
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import one_hot
@@ -38,38 +37,25 @@ class Peer:
     setup: str
 
 
-def _gradient_step(problem: Problem, optimizer: torch.optim.Optimizer) -> Task:
-    def step() -> None:
-        optimizer.zero_grad()
-        problem.loss(problem.model(problem.inputs), problem.targets).backward()
-        optimizer.step()
-
-    return step
-
-
 def _shf(case: FeedForward, problem: Problem) -> Task:
     optimizer = case.optimizer(problem)
     return lambda: optimizer.step(problem.inputs, problem.targets)
 
 
-def _sgd(case: FeedForward, problem: Problem) -> Task:
-    return _gradient_step(problem, torch.optim.SGD(problem.model.parameters(), lr=0.01, momentum=0.9, nesterov=True))
+def _first_order(package: str, name: str, **options: Any) -> Callable[[FeedForward, Problem], Task]:
+    """A step of one of torch's kind: a gradient, and what the optimizer makes of it."""
 
+    def make(case: FeedForward, problem: Problem) -> Task:
+        optimizer = getattr(import_module(package), name)(problem.model.parameters(), **options)
 
-def _adam(case: FeedForward, problem: Problem) -> Task:
-    return _gradient_step(problem, torch.optim.Adam(problem.model.parameters(), lr=1e-3))
+        def step() -> None:
+            optimizer.zero_grad()
+            problem.loss(problem.model(problem.inputs), problem.targets).backward()
+            optimizer.step()
 
+        return step
 
-def _shampoo(case: FeedForward, problem: Problem) -> Task:
-    library = import_module("pytorch_optimizer")
-    parameters = problem.model.parameters()
-    return _gradient_step(problem, library.Shampoo(parameters, lr=1e-3, preconditioning_compute_steps=_PERIOD))
-
-
-def _soap(case: FeedForward, problem: Problem) -> Task:
-    library = import_module("pytorch_optimizer")
-    parameters = problem.model.parameters()
-    return _gradient_step(problem, library.SOAP(parameters, lr=1e-3, precondition_frequency=_PERIOD))
+    return make
 
 
 def _hessianfree(case: FeedForward, problem: Problem) -> Task:
@@ -107,12 +93,16 @@ def _newton_cg(case: FeedForward, problem: Problem) -> Task:
     return step
 
 
+_SGD = _first_order("torch.optim", "SGD", lr=0.01, momentum=0.9, nesterov=True)
+_ADAM = _first_order("torch.optim", "Adam", lr=1e-3)
+_SHAMPOO = _first_order("pytorch_optimizer", "Shampoo", lr=1e-3, preconditioning_compute_steps=_PERIOD)
+_SOAP = _first_order("pytorch_optimizer", "SOAP", lr=1e-3, precondition_frequency=_PERIOD)
 PEERS = {
     "shf": Peer("SHF", None, _shf, "ζ 3, curvature batch 100"),
-    "sgd": Peer("SGD with Nesterov momentum", None, _sgd, "torch.optim"),
-    "adam": Peer("Adam", None, _adam, "torch.optim"),
-    "shampoo": Peer("Shampoo", "pytorch-optimizer", _shampoo, "preconditioner every 10th step"),
-    "soap": Peer("SOAP", "pytorch-optimizer", _soap, "preconditioner every 10th step"),
+    "sgd": Peer("SGD with Nesterov momentum", None, _SGD, "torch.optim"),
+    "adam": Peer("Adam", None, _ADAM, "torch.optim"),
+    "shampoo": Peer("Shampoo", "pytorch-optimizer", _SHAMPOO, "preconditioner every 10th step"),
+    "soap": Peer("SOAP", "pytorch-optimizer", _SOAP, "preconditioner every 10th step"),
     "hessianfree": Peer("hessianfree's HF", "hessianfree", _hessianfree, "3 CG iterations on all 1000 rows"),
     "newton-cg": Peer("Newton-CG", "pytorch-minimize", _newton_cg, "3 CG iterations on all 1000 rows, line search"),
 }
