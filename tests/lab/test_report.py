@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from shf.lab import plots, report
-from shf.lab.figures import Run, _without_the_start, charts, metric_words, named, slug
+from shf.lab.figures import NamedRun, _without_the_start, charts, metric_words, named, slug
 from shf.lab.npz import write_npz
 from shf.lab.plots import Chart, Series, draw, spread, thinned
 from shf.lab.records import MetricsFile, RecordError, Seal, read_run, write_run
@@ -368,7 +368,7 @@ def test_a_record_without_an_experiment_is_refused(tmp_path: Path, config: dict[
         page(tmp_path)
 
 
-def runs_below(place: Path) -> list[Run]:
+def runs_below(place: Path) -> list[NamedRun]:
     return named(report.read_verified(report.find_runs([place])))
 
 

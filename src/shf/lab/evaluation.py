@@ -7,7 +7,7 @@ all random generators as they were.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from shf.batching import select_rows
+from shf.lab.baselines.protocol import Loss
 from shf.lab.data import Dataset
 from shf.lab.experiments import Task
 
 _CHUNK = 2000
 _MOST_SAMPLES = 24
-
-Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 @contextmanager

@@ -30,7 +30,7 @@ AXES = {
 
 
 @dataclass(frozen=True)
-class Run:
+class NamedRun:
     """A record with the name and colour under which the report shows it; runs that differ in seed or split share both."""
 
     record: RunRecord
@@ -49,11 +49,11 @@ def metric_words(metric: str) -> str:
     return f"{words} {METRIC_WORDS.get(name, name.replace('_', ' '))}"
 
 
-def named(records: Sequence[RunRecord]) -> list[Run]:
+def named(records: Sequence[RunRecord]) -> list[NamedRun]:
     """Labels and colours for the runs of one experiment, in the order of both; SHF comes first."""
     labels = _labels(records)
     order = sorted(set(labels), key=lambda label: (not label.startswith("shf"), labels.index(label)))
-    runs = [Run(record, label, order.index(label)) for record, label in zip(records, labels, strict=True)]
+    runs = [NamedRun(record, label, order.index(label)) for record, label in zip(records, labels, strict=True)]
     return sorted(runs, key=lambda run: run.colour)
 
 
@@ -103,7 +103,7 @@ def _label(record: RunRecord) -> str:
     return " ".join(words)
 
 
-def charts(runs: Sequence[Run]) -> list[Chart]:
+def charts(runs: Sequence[NamedRun]) -> list[Chart]:
     """The charts of one experiment, those first that people look for first."""
     if not any(len(run.record.epochs) > 1 for run in runs):
         return []
@@ -112,7 +112,7 @@ def charts(runs: Sequence[Run]) -> list[Chart]:
     return found
 
 
-def _learning_curves(runs: Sequence[Run], axis: str) -> Chart:
+def _learning_curves(runs: Sequence[NamedRun], axis: str) -> Chart:
     """The judged error as a line, its counterpart on the other part of the data dashed."""
     metric = runs[0].metric
     part, _, name = metric.partition("_")
@@ -132,7 +132,7 @@ def _learning_curves(runs: Sequence[Run], axis: str) -> Chart:
     )
 
 
-def _axis_words(axis: str, runs: Sequence[Run]) -> str:
+def _axis_words(axis: str, runs: Sequence[NamedRun]) -> str:
     """Seconds say what clock they are of where it is not the wall's."""
     clocks = {str(run.record.config.get("clock", "wall")) for run in runs} - {"wall"}
     return f"{AXES[axis]} ({' or '.join(sorted(clocks))} time)" if axis == "elapsed_seconds" and clocks else AXES[axis]
@@ -148,13 +148,13 @@ def _without_the_start(series: Sequence[Series]) -> tuple[float, float] | None:
     return 0.93 * float(later.min()), 1.08 * float(later.max())
 
 
-def _pair(run: Run, label: str, axis: str, metric: str, other: str) -> Iterator[Series]:
+def _pair(run: NamedRun, label: str, axis: str, metric: str, other: str) -> Iterator[Series]:
     x = run.record.column(axis)
     yield Series("", x, run.record.column(other), run.colour, dashed=True)
     yield Series(label, x, run.record.column(metric), run.colour)
 
 
-def _labelled_once(runs: Sequence[Run]) -> Iterator[tuple[Run, str]]:
+def _labelled_once(runs: Sequence[NamedRun]) -> Iterator[tuple[NamedRun, str]]:
     """Every run with its label at its first appearance, and with none later."""
     seen: set[str] = set()
     for run in runs:
@@ -162,12 +162,12 @@ def _labelled_once(runs: Sequence[Run]) -> Iterator[tuple[Run, str]]:
         seen.add(run.label)
 
 
-def _damping(runs: Sequence[Run]) -> Chart | None:
+def _damping(runs: Sequence[NamedRun]) -> Chart | None:
     series = [Series(label, *_over_epochs(run, "damping"), run.colour) for run, label in _labelled_once(_having(runs))]
     return _method_chart(runs, "damping", "damping λ", series, log_y=True)
 
 
-def _reduction_ratio(runs: Sequence[Run]) -> Chart | None:
+def _reduction_ratio(runs: Sequence[NamedRun]) -> Chart | None:
     series = []
     for run, label in _labelled_once(_having(runs)):
         x, y = _over_epochs(run, "reduction_ratio")
@@ -177,12 +177,12 @@ def _reduction_ratio(runs: Sequence[Run]) -> Chart | None:
     )
 
 
-def _having(runs: Sequence[Run]) -> list[Run]:
+def _having(runs: Sequence[NamedRun]) -> list[NamedRun]:
     return [run for run in runs if np.isfinite(run.record.column("damping")).any()]
 
 
 def _method_chart(
-    runs: Sequence[Run],
+    runs: Sequence[NamedRun],
     name: str,
     title: str,
     series: Sequence[Series],
@@ -197,7 +197,7 @@ def _method_chart(
     return Chart(slug(f"{experiment} {name}"), title, "epochs", tuple(series), log_y, references, y_limits)
 
 
-def _over_epochs(run: Run, field: str) -> tuple[Values, Values]:
+def _over_epochs(run: NamedRun, field: str) -> tuple[Values, Values]:
     """A field against epochs: every iteration of a short run, every epoch of a long one."""
     record = run.record
     if len(record.epochs) > _FEW_EPOCHS or not record.iterations:

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from matplotlib.image import imsave
 from numpy.typing import NDArray
 
-from shf.lab.figures import Run, charts, is_set, metric_words, named, slug
+from shf.lab.figures import NamedRun, charts, is_set, metric_words, named, slug
 from shf.lab.files import write_atomically
 from shf.lab.plots import SERIES_COLOURS, draw, palette_css
 from shf.lab.records import RUN_FILE, RecordError, RunRecord, number, read_run
@@ -146,7 +146,7 @@ def _evaluated(records: Sequence[RunRecord]) -> str:
     return " or ".join([*first, *(["all"] if None in found else [])]) if first else ""
 
 
-def _columns(runs: Sequence[Run]) -> list[str]:
+def _columns(runs: Sequence[NamedRun]) -> list[str]:
     """The judged error first, then the same in the other unit and on the other part of the data."""
     metric = runs[0].metric
     part, _, name = metric.partition("_")
@@ -156,7 +156,7 @@ def _columns(runs: Sequence[Run]) -> list[str]:
     return [metric, f"{other}_{name}"]
 
 
-def _rows(runs: Sequence[Run], columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _rows(runs: Sequence[NamedRun], columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     """A row per run, and after runs that differ in seed or split alone their mean and standard deviation.
 
     Only finished runs are averaged: one that was stopped early or diverged has not reached what the others have. A run
@@ -172,15 +172,15 @@ def _rows(runs: Sequence[Run], columns: Sequence[str]) -> Iterator[dict[str, Any
             yield _mean_row(list(finished.values()), columns, f"{label}: mean of {which}")
 
 
-def _by_chance(runs: Sequence[Run]) -> dict[tuple[Any, Any], Run]:
+def _by_chance(runs: Sequence[NamedRun]) -> dict[tuple[Any, Any], NamedRun]:
     """The first run of each seed and split."""
-    found: dict[tuple[Any, Any], Run] = {}
+    found: dict[tuple[Any, Any], NamedRun] = {}
     for run in runs:
         found.setdefault((run.record.config.get("seed"), run.record.config.get("split")), run)
     return found
 
 
-def _mean_row(group: Sequence[Run], columns: Sequence[str], label: str) -> dict[str, Any]:
+def _mean_row(group: Sequence[NamedRun], columns: Sequence[str], label: str) -> dict[str, Any]:
     last = [run.record.epochs[-1] if run.record.epochs else {} for run in group]
     best = [_best(run) for run in group]
     return {
@@ -203,7 +203,7 @@ def _mean(values: Sequence[float]) -> str:
     return f"{np.mean(values):.4g} ± {np.std(values, ddof=1):.2g}"
 
 
-def _row(run: Run, columns: Sequence[str]) -> dict[str, Any]:
+def _row(run: NamedRun, columns: Sequence[str]) -> dict[str, Any]:
     record, config = run.record, run.record.config
     last = record.epochs[-1] if record.epochs else {}
     paper = (config["experiment"].get("paper") or {}).get(config["method"])
@@ -225,7 +225,7 @@ def _row(run: Run, columns: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _best(run: Run) -> float:
+def _best(run: NamedRun) -> float:
     """The lowest of the judged error; NaN where there is none."""
     values = run.record.column(run.metric)
     return float(np.nanmin(values)) if np.isfinite(values).any() else float("nan")
@@ -254,7 +254,7 @@ def _figure(value: Any, digits: int = 4) -> str:
     return f"{x:.0f}" if x == int(x) and abs(x) < 1e7 else f"{x:.{digits}g}"
 
 
-def _details(run: Run) -> dict[str, Any]:
+def _details(run: NamedRun) -> dict[str, Any]:
     record = run.record
     return {
         "label": run.label,
@@ -273,7 +273,7 @@ def _pairs(mapping: Any) -> list[tuple[str, str]]:
     return [(str(k), str(v)) for k, v in mapping.items()] if isinstance(mapping, Mapping) else []
 
 
-def _picture(run: Run) -> dict[str, Any] | None:
+def _picture(run: NamedRun) -> dict[str, Any] | None:
     """Originals above reconstructions, or misclassified digits with what they are and what they were taken for."""
     found = run.record.samples
     if "originals" in found and "reconstructions" in found:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from shf.lab.baselines.objective import Objective
+from shf.lab.baselines.objective import TrainingObjective
 from shf.lab.baselines.protocol import MethodSpec, Settings
 from shf.lab.baselines.torch_methods import MATRIX_BATCH, Make, TorchMethod, rated
 from shf.lab.experiments import ExperimentError
@@ -16,7 +16,7 @@ from shf.lab.experiments import ExperimentError
 class ScheduleFreeMethod(TorchMethod):
     """An optimizer whose parameters are its average for evaluation, and another point for training."""
 
-    def __init__(self, objective: Objective, optimizers: Sequence[Any]) -> None:
+    def __init__(self, objective: TrainingObjective, optimizers: Sequence[Any]) -> None:
         super().__init__(objective, optimizers)
         for optimizer in optimizers:
             optimizer.train()

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shf.lab.baselines.objective import Objective, OnObjective
+from shf.lab.baselines.objective import OnObjective, TrainingObjective
 from shf.lab.baselines.protocol import (
     ABOVE_0,
     FRACTION,
@@ -57,7 +57,7 @@ class DropoutSGD(OnObjective):
 
     remembered = ("deltas", "epoch")
 
-    def __init__(self, objective: Objective, settings: DropoutSGDSettings) -> None:
+    def __init__(self, objective: TrainingObjective, settings: DropoutSGDSettings) -> None:
         super().__init__(objective)
         self.settings = settings
         self.deltas = [torch.zeros_like(p) for p in objective.parameters]
@@ -88,7 +88,7 @@ def clip_incoming_(model: nn.Module, max_norm: float) -> None:
 
 
 def _build(model: nn.Module, loss: Loss, settings: Settings) -> DropoutSGD:
-    return DropoutSGD(Objective.of(model, loss, settings), DropoutSGDSettings.of(settings))
+    return DropoutSGD(TrainingObjective.of(model, loss, settings), DropoutSGDSettings.of(settings))
 
 
 def _spec(name: str, summary: str, dropout: str) -> MethodSpec:

@@ -21,11 +21,11 @@ import shf
 from shf.batching import Batch
 from shf.cg import LinearMap
 from shf.inspection.layout import find_layout
-from shf.lab.baselines.objective import Objective, OnObjective
+from shf.lab.baselines.objective import OnObjective, TrainingObjective
 from shf.lab.baselines.protocol import MethodSpec, OwnSettings, at_least, costs, setting
 from shf.losses import Loss as CoreLoss
 from shf.network import Network
-from shf.objective import Objective as CoreObjective
+from shf.objective import Objective
 from shf.objective import Settings as CoreSettings
 from shf.randomness import mix, preserved_global_state
 from shf.surroundings import twice_differentiable_kernels
@@ -137,7 +137,7 @@ class KSD(OnObjective):
 
     remembered = ("previous", "iteration")
 
-    def __init__(self, objective: Objective, settings: KSDSettings, *, seed: int) -> None:
+    def __init__(self, objective: TrainingObjective, settings: KSDSettings, *, seed: int) -> None:
         super().__init__(objective)
         self.settings, self.seed = settings, seed
         self.network = Network(objective.model, objective.parameters)
@@ -179,7 +179,7 @@ class KSD(OnObjective):
             for inputs, targets in batches:
                 batch, seed = Batch.of(inputs, targets), mix(self.seed, self.iteration, count)
                 layout = find_layout(self.network, batch, seed)
-                part = CoreObjective(self.network, self.loss, batch, layout, seed=seed, settings=CoreSettings())
+                part = Objective(self.network, self.loss, batch, layout, seed=seed, settings=CoreSettings())
                 f, g, d = part.data_terms()
                 assert d is not None
                 value, rows, count = value + batch.rows * f, rows + batch.rows, count + 1
@@ -223,7 +223,7 @@ SPECS: tuple[MethodSpec, ...] = (
     MethodSpec(
         "ksd",
         "Krylov subspace descent (Vinyals & Povey): BFGS in a subspace from curvature products",
-        lambda model, loss, s: KSD(Objective.of(model, loss, s), KSDSettings.of(s), seed=s["seed"]),
+        lambda model, loss, s: KSD(TrainingObjective.of(model, loss, s), KSDSettings.of(s), seed=s["seed"]),
         **KSDSettings.described(),
         reads_batches=True,
     ),

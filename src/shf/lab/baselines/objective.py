@@ -13,7 +13,7 @@ from shf.lab.baselines.protocol import Loss, Settings, State
 from shf.network import call_model
 
 
-class Objective:
+class TrainingObjective:
     """f on a batch, or on all batches of a data set, at the model's present parameters.
 
     Dropout draws come from a stream that belongs to the method: torch's global (CPU) generator is neither read nor moved,
@@ -113,7 +113,7 @@ class OnObjective:
 
     remembered: tuple[str, ...] = ()
 
-    def __init__(self, objective: Objective) -> None:
+    def __init__(self, objective: TrainingObjective) -> None:
         self.objective = objective
 
     def next_epoch(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shf.lab.baselines.objective import Objective, OnObjective
+from shf.lab.baselines.objective import OnObjective, TrainingObjective
 from shf.lab.baselines.protocol import COMMON, Loss, MethodSpec, Settings, State, costs
 from shf.lab.experiments import ExperimentError
 
@@ -34,7 +34,7 @@ class TorchMethod(OnObjective):
     remembered = ("updates",)
 
     def __init__(
-        self, objective: Objective, optimizers: Sequence[torch.optim.Optimizer], schedule: Schedule = constant
+        self, objective: TrainingObjective, optimizers: Sequence[torch.optim.Optimizer], schedule: Schedule = constant
     ) -> None:
         super().__init__(objective)
         self.optimizers, self.schedule = list(optimizers), schedule
@@ -68,7 +68,7 @@ class LBFGSMethod(OnObjective):
     beginning of the next evaluate the same point unless masks changed, hence several iterations per step.
     """
 
-    def __init__(self, objective: Objective, *, iterations: int, history: int) -> None:
+    def __init__(self, objective: TrainingObjective, *, iterations: int, history: int) -> None:
         super().__init__(objective)
         self.optimizer = torch.optim.LBFGS(
             objective.parameters, max_iter=iterations, history_size=history, line_search_fn="strong_wolfe"
@@ -133,7 +133,7 @@ def rated(
     """A method with a learning rate, and with the rates that tuning tries."""
 
     def factory(model: nn.Module, loss: Loss, chosen: Settings) -> TorchMethod:
-        objective = Objective.of(model, loss, chosen)
+        objective = TrainingObjective.of(model, loss, chosen)
         return method(objective, make(objective.parameters, chosen))
 
     defaults = {"learning_rate": rate, **settings, **COMMON}
@@ -165,7 +165,7 @@ def _momentum(
     """SGD with momentum μ_t. With Nesterov's, torch's parameters are the look-ahead point θ + μv of the paper."""
 
     def factory(model: nn.Module, loss: Loss, settings: Settings) -> TorchMethod:
-        objective = Objective.of(model, loss, settings)
+        objective = TrainingObjective.of(model, loss, settings)
         total, last = settings["total_updates"], settings["final_updates"]
         final_from = math.inf if total is None else total - min(last, total // 10)  # at most the last tenth of a run
 
@@ -181,7 +181,7 @@ def _momentum(
 
 
 def _lbfgs(model: nn.Module, loss: Loss, settings: Settings) -> LBFGSMethod:
-    objective = Objective.of(model, loss, settings)
+    objective = TrainingObjective.of(model, loss, settings)
     return LBFGSMethod(objective, iterations=settings["iterations"], history=settings["history"])
 
 

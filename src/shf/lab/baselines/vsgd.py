@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from shf.lab.baselines.objective import Objective, OnObjective
+from shf.lab.baselines.objective import OnObjective, TrainingObjective
 from shf.lab.baselines.protocol import ABOVE_0, MethodSpec, OwnSettings, State, at_least, costs, setting
 
 
@@ -86,7 +86,7 @@ class Averages:
 class VSGD(OnObjective):
     """θ ← θ - η ∇f with η from the running averages; two gradients per step, on the same batch and masks."""
 
-    def __init__(self, objective: Objective, settings: VSGDSettings) -> None:
+    def __init__(self, objective: TrainingObjective, settings: VSGDSettings) -> None:
         super().__init__(objective)
         self.settings = settings
         zero = torch.zeros_like(parameters_to_vector(objective.parameters).detach())
@@ -149,7 +149,7 @@ SPECS: tuple[MethodSpec, ...] = (
     MethodSpec(
         "vsgd",
         "vSGD-fd, learning rates that set themselves (Schaul & LeCun)",
-        lambda model, loss, s: VSGD(Objective.of(model, loss, s), VSGDSettings.of(s)),
+        lambda model, loss, s: VSGD(TrainingObjective.of(model, loss, s), VSGDSettings.of(s)),
         **VSGDSettings.described(),
         batch=200,
     ),

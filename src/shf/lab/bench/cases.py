@@ -11,17 +11,16 @@ import torch
 from torch import Tensor, nn
 
 import shf
+from shf.lab.baselines.protocol import Loss
 from shf.lab.initialisation import initialise_
 from shf.lab.models import autoencoder, classifier
-
-Loss = Callable[[Tensor, Tensor], Tensor]
 
 _DIRECTIONS = 12
 """Random images of the autoencoders vary along this many directions."""
 
 
 @dataclass(frozen=True)
-class Problem:
+class Workload:
     """A model, its loss and one batch."""
 
     model: nn.Module
@@ -73,22 +72,22 @@ class FeedForward:
     def parameters(self) -> int:
         return sum((n_in + 1) * n_out for n_in, n_out in pairwise(self.units))
 
-    def problem(self, seed: int = 0) -> Problem:
+    def problem(self, seed: int = 0) -> Workload:
         source = torch.Generator().manual_seed(seed)
         model = autoencoder(self.sizes) if self.mirrored else classifier(self.sizes, sparse_input=self.sparse)
         initialise_(model, "sparse", generator=source, bias=0.0 if self.mirrored else 0.1)
         if self.mirrored:
             codes = torch.randn(self.rows, _DIRECTIONS, generator=source)
             images = torch.sigmoid(codes @ torch.randn(_DIRECTIONS, self.sizes[0], generator=source))
-            return Problem(model, shf.losses.per_case(nn.BCEWithLogitsLoss()), images, images)
+            return Workload(model, shf.losses.per_case(nn.BCEWithLogitsLoss()), images, images)
         inputs = torch.randn(self.rows, self.sizes[0], generator=source)
         if self.density < 1:
             inputs *= torch.rand(inputs.shape, generator=source) < self.density
         targets = torch.randint(self.sizes[-1], (self.rows,), generator=source)
-        return Problem(model, nn.CrossEntropyLoss(), _to_csr(inputs) if self.sparse else inputs, targets)
+        return Workload(model, nn.CrossEntropyLoss(), _to_csr(inputs) if self.sparse else inputs, targets)
 
     def optimizer(
-        self, problem: Problem, *, cg_iterations: int | None = None, microbatch: int | None = None
+        self, problem: Workload, *, cg_iterations: int | None = None, microbatch: int | None = None
     ) -> shf.SHF:
         return shf.SHF(
             problem.model,
@@ -133,13 +132,13 @@ class Other:
     rows: int
     classes: int = 10
 
-    def problem(self, seed: int = 0) -> Problem:
+    def problem(self, seed: int = 0) -> Workload:
         source = torch.Generator().manual_seed(seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model, inputs = self.make(self.rows, source)
         targets = torch.randint(self.classes, (self.rows,), generator=source)
-        return Problem(model, nn.CrossEntropyLoss(), inputs, targets)
+        return Workload(model, nn.CrossEntropyLoss(), inputs, targets)
 
     def shrunk(self) -> Other:
         return replace(self, rows=4)

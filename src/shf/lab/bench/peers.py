@@ -17,8 +17,8 @@ from torch.func import functional_call
 from torch.nn.functional import one_hot
 from torch.nn.utils import parameters_to_vector
 
-from shf.lab.bench.cases import MNIST, FeedForward, Problem
-from shf.lab.bench.measure import Pace, Task, interleaved
+from shf.lab.bench.cases import MNIST, FeedForward, Workload
+from shf.lab.bench.measure import Pace, Work, interleaved
 
 BATCHES = 60
 """Gradient batches of an epoch."""
@@ -33,19 +33,19 @@ class Peer:
 
     name: str
     package: str | None
-    make: Callable[[FeedForward, Problem], Task]
+    make: Callable[[FeedForward, Workload], Work]
     setup: str
 
 
-def _shf(case: FeedForward, problem: Problem) -> Task:
+def _shf(case: FeedForward, problem: Workload) -> Work:
     optimizer = case.optimizer(problem)
     return lambda: optimizer.step(problem.inputs, problem.targets)
 
 
-def _first_order(package: str, name: str, **options: Any) -> Callable[[FeedForward, Problem], Task]:
+def _first_order(package: str, name: str, **options: Any) -> Callable[[FeedForward, Workload], Work]:
     """A step of one of torch's kind: a gradient, and what the optimizer makes of it."""
 
-    def make(case: FeedForward, problem: Problem) -> Task:
+    def make(case: FeedForward, problem: Workload) -> Work:
         optimizer = getattr(import_module(package), name)(problem.model.parameters(), **options)
 
         def step() -> None:
@@ -58,7 +58,7 @@ def _first_order(package: str, name: str, **options: Any) -> Callable[[FeedForwa
     return make
 
 
-def _hessianfree(case: FeedForward, problem: Problem) -> Task:
+def _hessianfree(case: FeedForward, problem: Workload) -> Work:
     hf = import_module("hessianfree")
     layers = [hf.nl.Linear(), *(hf.nl.ReLU() for _ in case.units[1:-1]), hf.nl.Softmax()]
     network = hf.FFNet(list(case.units), layers=layers, loss_type=hf.loss_funcs.CrossEntropy())
@@ -73,7 +73,7 @@ def _hessianfree(case: FeedForward, problem: Problem) -> Task:
     return step
 
 
-def _newton_cg(case: FeedForward, problem: Problem) -> Task:
+def _newton_cg(case: FeedForward, problem: Workload) -> Work:
     library = import_module("torchmin")
     names, shapes = zip(*((name, p.shape) for name, p in problem.model.named_parameters()), strict=True)
     sizes = [shape.numel() for shape in shapes]
@@ -112,7 +112,7 @@ def seconds_per_epoch(names: Sequence[str], pace: Pace) -> dict[str, dict[str, A
     """An entry per peer, in the order given; those that are not installed say so."""
     case = MNIST.shrunk() if pace.quick else MNIST
     problem = case.problem()
-    tasks: dict[str, Task] = {}
+    tasks: dict[str, Work] = {}
     for name in names:
         if _missing(PEERS[name]) is None:
             tasks[name] = _repeated(PEERS[name].make(case, copy.deepcopy(problem)), 1 if pace.quick else _PERIOD)
@@ -132,7 +132,7 @@ def seconds_per_epoch(names: Sequence[str], pace: Pace) -> dict[str, dict[str, A
     return entries
 
 
-def _repeated(step: Task, times: int) -> Task:
+def _repeated(step: Work, times: int) -> Work:
     def run() -> None:
         for _ in range(times):
             step()

@@ -18,7 +18,7 @@ from .errors import DataError, MissingDataError
 from .fetching import find, locate
 from .files import DataFile, sha256
 from .places import cache_directory, roots
-from .sources import Progress, quiet
+from .sources import Notify, quiet
 
 VARIANCE_FLOOR = 0.01
 
@@ -63,7 +63,7 @@ def load(
     train: int | None = None,
     test: int | None = None,
     download: bool = True,
-    progress: Progress = quiet,
+    progress: Notify = quiet,
 ) -> Dataset:
     """A data set by name: mnist, usps, reuters, curves or mnist-autoencoder.
 
@@ -110,7 +110,7 @@ def load(
     )
 
 
-def _root(name: str, collection: Collection, data_dir: Path | str | None, download: bool, progress: Progress) -> Path:
+def _root(name: str, collection: Collection, data_dir: Path | str | None, download: bool, progress: Notify) -> Path:
     """The directory that holds the collection, fetched if need be and allowed."""
     if (root := locate(collection, data_dir)) is not None:
         return root

@@ -15,7 +15,7 @@ from .catalogue import COLLECTIONS, CURVES, Collection, collection_name
 from .errors import DamagedDataError, MissingDataError, SourceError
 from .files import DataFile
 from .places import DATA_VARIABLE, cache_directory, data_directory, roots
-from .sources import Progress, quiet
+from .sources import Notify, quiet
 from .storage import exclusive, write_atomic
 
 
@@ -36,7 +36,7 @@ def available(data_dir: Path | str | None = None) -> list[DataStatus]:
     return [*(_status(collection, data_dir) for collection in COLLECTIONS.values()), _curves_status(data_dir)]
 
 
-def fetch(name: str, data_dir: Path | str | None = None, progress: Progress = quiet) -> DataStatus:
+def fetch(name: str, data_dir: Path | str | None = None, progress: Notify = quiet) -> DataStatus:
     """Make sure that a data set is there; ``progress`` is called with one line per stage.
 
     Raises MissingDataError when no source has it, DamagedDataError when the user's own copy under ``data_dir`` is not
@@ -50,7 +50,7 @@ def fetch(name: str, data_dir: Path | str | None = None, progress: Progress = qu
     return _status(collection, data_dir)
 
 
-def find(collection: Collection, data_dir: Path | str | None = None, progress: Progress = quiet) -> Path:
+def find(collection: Collection, data_dir: Path | str | None = None, progress: Notify = quiet) -> Path:
     """The root under which all files of the collection are intact; they are fetched into the cache if need be."""
     own, cache = data_directory(data_dir), cache_directory()
     if own is not None and not collection.absent(own):
@@ -68,7 +68,7 @@ def locate(collection: Collection, data_dir: Path | str | None = None) -> Path |
     return next((root for root in roots(data_dir) if not collection.absent(root)), None)
 
 
-def _fill(collection: Collection, own: Path | None, cache: Path, progress: Progress) -> None:
+def _fill(collection: Collection, own: Path | None, cache: Path, progress: Notify) -> None:
     """Fetch into ``cache`` what is not intact there, from one source after the other."""
     tried = [_looked_at(collection, own, f"data directory ({DATA_VARIABLE} or --data-dir)")]
     tried.append(_looked_at(collection, cache, "user cache"))
@@ -131,7 +131,7 @@ def _curves_status(data_dir: Path | str | None) -> DataStatus:
     return DataStatus(CURVES, False, None, 0, "generated (CURVES-like) at first use, in seconds")
 
 
-def _fetch_curves(data_dir: Path | str | None, progress: Progress) -> DataStatus:
+def _fetch_curves(data_dir: Path | str | None, progress: Notify) -> DataStatus:
     if not any((root / curves.ORIGINAL).is_file() for root in roots(data_dir)):
         if not curves.cache_path(cache_directory(), curves.TRAIN, curves.TEST, 0).is_file():
             progress(f"generating {curves.TRAIN + curves.TEST} curves")

