@@ -59,7 +59,7 @@ def named(records: Sequence[RunRecord]) -> list[NamedRun]:
 
 def _labels(records: Sequence[RunRecord]) -> list[str]:
     """Names under which only runs that differ in nothing but seed and split come together."""
-    for name in (_label, _longer_label, _placed_label):
+    for name in (_label, _longer_label, lambda record: f"{_longer_label(record)} in {record.directory.name}"):
         labels = [name(record) for record in records]
         kinds = {(label, _kind(record)) for label, record in zip(labels, records, strict=True)}
         if len(kinds) == len(set(labels)):
@@ -73,10 +73,6 @@ def _kind(record: RunRecord) -> str:
     config = {key: value for key, value in record.config.items() if key not in left_out}
     config["settings"] = {key: value for key, value in (config.get("settings") or {}).items() if key != "seed"}
     return json.dumps(config, sort_keys=True, default=str)
-
-
-def _placed_label(record: RunRecord) -> str:
-    return f"{_longer_label(record)} in {record.directory.name}"
 
 
 def _longer_label(record: RunRecord) -> str:
@@ -107,9 +103,7 @@ def charts(runs: Sequence[NamedRun]) -> list[Chart]:
     """The charts of one experiment, those first that people look for first."""
     if not any(len(run.record.epochs) > 1 for run in runs):
         return []
-    found = [_learning_curves(runs, axis) for axis in AXES]
-    found += [chart for chart in (_damping(runs), _reduction_ratio(runs)) if chart is not None]
-    return found
+    return [*(_learning_curves(runs, axis) for axis in AXES), *_method_charts(runs)]
 
 
 def _learning_curves(runs: Sequence[NamedRun], axis: str) -> Chart:
@@ -162,39 +156,20 @@ def _labelled_once(runs: Sequence[NamedRun]) -> Iterator[tuple[NamedRun, str]]:
         seen.add(run.label)
 
 
-def _damping(runs: Sequence[NamedRun]) -> Chart | None:
-    series = [Series(label, *_over_epochs(run, "damping"), run.colour) for run, label in _labelled_once(_having(runs))]
-    return _method_chart(runs, "damping", "damping λ", series, log_y=True)
-
-
-def _reduction_ratio(runs: Sequence[NamedRun]) -> Chart | None:
-    series = []
-    for run, label in _labelled_once(_having(runs)):
-        x, y = _over_epochs(run, "reduction_ratio")
-        series.append(Series(label, x, np.clip(y, -0.5, 1.75), run.colour))
-    return _method_chart(
-        runs, "reduction-ratio", "reduction ratio ρ", series, references=(0.25, 0.75), y_limits=(-0.55, 1.8)
-    )
-
-
-def _having(runs: Sequence[NamedRun]) -> list[NamedRun]:
-    return [run for run in runs if np.isfinite(run.record.column("damping")).any()]
-
-
-def _method_chart(
-    runs: Sequence[NamedRun],
-    name: str,
-    title: str,
-    series: Sequence[Series],
-    *,
-    log_y: bool = False,
-    references: tuple[float, ...] = (),
-    y_limits: tuple[float, float] | None = None,
-) -> Chart | None:
-    if not series:
-        return None
+def _method_charts(runs: Sequence[NamedRun]) -> Iterator[Chart]:
+    """Damping and reduction ratio, of the runs that have them."""
+    having = [run for run in runs if np.isfinite(run.record.column("damping")).any()]
+    if not having:
+        return
+    damping, ratio = ([_over_epochs(run, name) for run in having] for name in ("damping", "reduction_ratio"))
     experiment = str(runs[0].record.config["experiment"]["name"])
-    return Chart(slug(f"{experiment} {name}"), title, "epochs", tuple(series), log_y, references, y_limits)
+    named = list(_labelled_once(having))
+    lines = tuple(Series(label, *at, run.colour) for (run, label), at in zip(named, damping, strict=True))
+    yield Chart(slug(f"{experiment} damping"), "damping λ", "epochs", lines, log_y=True)
+    clipped = ((x, np.clip(y, -0.5, 1.75)) for x, y in ratio)
+    lines = tuple(Series(label, *at, run.colour) for (run, label), at in zip(named, clipped, strict=True))
+    title, name = "reduction ratio ρ", slug(f"{experiment} reduction-ratio")
+    yield Chart(name, title, "epochs", lines, references=(0.25, 0.75), y_limits=(-0.55, 1.8))
 
 
 def _over_epochs(run: NamedRun, field: str) -> tuple[Values, Values]:

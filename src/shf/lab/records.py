@@ -340,25 +340,18 @@ def _seal_problems(directory: Path, run: Mapping[str, Any]) -> Iterator[str]:
     """In words: every part of the record that is not what it was when it was written."""
     if not _is_sealed(run):
         yield f"{RUN_FILE} was changed after it was written (its own SHA-256 does not match)"
-    try:
-        seal = Seal.from_json(run.get("metrics"))
-        digest = _digest_of_beginning(directory / METRICS_FILE, seal.size)
-    except RecordError as error:
-        yield str(error)
-        return
-    if digest.hexdigest() != seal.sha256:
-        yield f"{METRICS_FILE} was changed after it was written (SHA-256 in {RUN_FILE} does not match)"
-    elif run.get("status") != "running" and (directory / METRICS_FILE).stat().st_size != seal.size:
-        yield f"{METRICS_FILE} has rows after the end of the run; they are not covered by its SHA-256"
-    if run.get("samples"):
-        yield from _samples_problems(directory / SAMPLES_FILE, Seal.from_json(run["samples"]))
-
-
-def _samples_problems(path: Path, seal: Seal) -> Iterator[str]:
-    try:
-        found = _digest_of_beginning(path, seal.size).hexdigest()
-    except RecordError as error:
-        yield str(error)
-        return
-    if found != seal.sha256 or path.stat().st_size != seal.size:
-        yield f"{path.name} was changed after it was written (SHA-256 in {RUN_FILE} does not match)"
+    for key, name in (("metrics", METRICS_FILE), ("samples", SAMPLES_FILE)):
+        path = directory / name
+        if key == "samples" and not run.get(key):
+            return
+        try:
+            seal = Seal.from_json(run.get(key))
+            changed = _digest_of_beginning(path, seal.size).hexdigest() != seal.sha256
+        except RecordError as error:
+            yield str(error)
+            continue
+        longer = path.stat().st_size != seal.size
+        if changed or (longer and key == "samples"):
+            yield f"{name} was changed after it was written (SHA-256 in {RUN_FILE} does not match)"
+        elif longer and run.get("status") != "running":
+            yield f"{name} has rows after the end of the run; they are not covered by its SHA-256"

@@ -8,6 +8,7 @@ from typing import Any, Protocol, Self
 from torch import Tensor, nn
 
 from shf.beyond.worth import EVALUATION, PRODUCT
+from shf.lab.experiments import ExperimentError
 
 Loss = Callable[[Any, Any], Tensor]
 Settings = Mapping[str, Any]
@@ -111,16 +112,18 @@ class MethodSpec:
         """The defaults with some settings replaced.
 
         Raises:
-            ValueError: if the method has no setting of that name, or one is not of its default's kind.
+            ExperimentError: if the method has no setting of that name, or one is not of its default's kind.
         """
         unknown = sorted(set(settings) - set(self.defaults))
         if unknown:
             known = ", ".join(sorted(self.defaults))
-            raise ValueError(f"{self.name} has no setting {', '.join(map(repr, unknown))}; its settings are: {known}")
+            raise ExperimentError(
+                f"{self.name} has no setting {', '.join(map(repr, unknown))}; its settings are: {known}"
+            )
         for name, value in settings.items():
             off = value is None and name in self.may_be_none
             if not self.checks_itself and not off and not _is_like(value, self.defaults[name]):
-                raise ValueError(
+                raise ExperimentError(
                     f"{self.name}: {name}={value!r}: expected a value like {self.defaults[name]!r}, its default"
                 )
         return {**self.defaults, **settings}

@@ -158,33 +158,24 @@ def _convolutional(rows: int, source: torch.Generator) -> tuple[nn.Module, Tenso
     return nn.Sequential(*layers), torch.rand(rows, 1, 28, 28, generator=source)
 
 
-class _LastState(nn.Module):
-    def __init__(self, features: int, units: int) -> None:
-        super().__init__()
-        self.recurrent = nn.LSTM(features, units, batch_first=True)
-        self.readout = nn.Linear(units, 10)
+class _Apply(nn.Module):
+    """A function as a layer."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        states, _ = self.recurrent(x)
-        return self.readout(states[:, -1])  # type: ignore[no-any-return]
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.forward = function
 
 
 def _recurrent(rows: int, source: torch.Generator) -> tuple[nn.Module, Tensor]:
-    return _LastState(28, 128), torch.rand(rows, 28, 28, generator=source)
-
-
-class _MeanToken(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.block = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True)
-        self.readout = nn.Linear(width, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.readout(self.block(x).mean(1))  # type: ignore[no-any-return]
+    last_state = _Apply(lambda found: found[0][:, -1])
+    model = nn.Sequential(nn.LSTM(28, 128, batch_first=True), last_state, nn.Linear(128, 10))
+    return model, torch.rand(rows, 28, 28, generator=source)
 
 
 def _transformer(rows: int, source: torch.Generator) -> tuple[nn.Module, Tensor]:
-    return _MeanToken(128), torch.randn(rows, 32, 128, generator=source)
+    block = nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True)
+    model = nn.Sequential(block, _Apply(lambda tokens: tokens.mean(1)), nn.Linear(128, 10))
+    return model, torch.randn(rows, 32, 128, generator=source)
 
 
 OTHER: dict[str, Other] = {
