@@ -8,7 +8,7 @@ from torch import nn
 
 import shf
 from helpers import assert_close
-from shf.flat import Shapes
+from shf.linear.flat import Shapes
 from shf.maxnorm import clip_norms_, input_major_groups
 from shf.nn import SparseLinear
 

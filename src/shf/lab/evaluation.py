@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from shf.batching import select_rows
+from shf.data.batches import select_rows
 from shf.lab.baselines.protocol import Loss
 from shf.lab.data import Dataset
 from shf.lab.experiments import Task

@@ -7,8 +7,8 @@ from typing import Any, Protocol, Self
 
 from torch import Tensor, nn
 
-from shf.beyond.worth import EVALUATION, PRODUCT
 from shf.lab.experiments import ExperimentError
+from shf.linear.stopping import EVALUATION, PRODUCT
 
 Loss = Callable[[Any, Any], Tensor]
 Settings = Mapping[str, Any]
