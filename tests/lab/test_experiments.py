@@ -14,7 +14,7 @@ import torch
 from runs_helpers import REPOSITORY
 
 import shf
-from shf.lab import choices, configure, measuring, subjects, timings
+from shf.lab import choices, configure, measuring, subjects
 from shf.lab.baselines.registry import METHODS
 from shf.lab.choices import Choice, Trial, write_choice
 from shf.lab.configure import Request, parse_options, pretraining
@@ -301,12 +301,12 @@ def test_the_demos_opponents_are_tuned() -> None:
 
 
 def test_timings_are_remembered_and_damage_is_forgotten(tmp_path: Path) -> None:
-    assert timings.recall() == {}
-    timings.remember("usps-classifier", 0.5)
-    timings.remember("mnist-classifier", 7.0)
-    assert timings.recall() == {"usps-classifier": 0.5, "mnist-classifier": 7.0}
+    assert measuring.recall() == {}
+    measuring.remember("usps-classifier", 0.5)
+    measuring.remember("mnist-classifier", 7.0)
+    assert measuring.recall() == {"usps-classifier": 0.5, "mnist-classifier": 7.0}
     (tmp_path / "cache" / "timings.json").write_text("[")
-    assert timings.recall() == {}
+    assert measuring.recall() == {}
 
 
 def test_the_number_of_threads_is_measured_and_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,4 +346,4 @@ def test_the_first_iterations_are_measured(monkeypatch: pytest.MonkeyPatch) -> N
     outcomes = dict(measuring.measure_all())
     assert "per epoch" in outcomes["curves-demo"]
     assert outcomes["usps-classifier"] == "not measured: usps: no source has it"
-    assert list(timings.recall()) == ["curves-demo"]
+    assert list(measuring.recall()) == ["curves-demo"]

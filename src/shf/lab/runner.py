@@ -25,8 +25,7 @@ from shf.lab.checkpoint import CheckpointStore, Loaded
 from shf.lab.configure import find_method
 from shf.lab.crew import Crew
 from shf.lab.data import Dataset
-from shf.lab.data.catalogue import Progress
-from shf.lab.data.fetching import quiet
+from shf.lab.data.sources import Notify, quiet
 from shf.lab.experiments import ExperimentError
 from shf.lab.interrupts import StopRequest
 from shf.lab.lock import RunLockedError, is_taken, locked
@@ -275,9 +274,7 @@ def _finish(training: Training, recorder: Recorder, directory: Path, observer: O
     return result
 
 
-def new_training(
-    config: RunConfig, data_dir: Path | None, *, pretrain: bool = True, note: Progress = quiet
-) -> Training:
+def new_training(config: RunConfig, data_dir: Path | None, *, pretrain: bool = True, note: Notify = quiet) -> Training:
     """Data, network (pretrained if asked for) and method, at iteration 0; `note` hears where data are fetched from."""
     problem = build(
         config.experiment,

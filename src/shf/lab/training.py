@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 
 from shf.data.batches import select_rows
-from shf.lab.baselines.protocol import Method
+from shf.lab.baselines.protocol import Method, gradient_equivalents
 from shf.lab.batches import Batches, batch_rows
 from shf.lab.checkpoint import CheckpointMismatchError
-from shf.lab.costs import gradient_equivalents
 from shf.lab.problem import Problem
 from shf.lab.runconfig import CLOCKS, RunConfig
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-Task = Callable[[], object]
+Work = Callable[[], object]
 Clock = Callable[[], float]
 
 
@@ -59,7 +59,7 @@ QUICK = Pace(quick=True, repetitions=1, seconds=0.0)
 
 
 def interleaved(
-    tasks: Mapping[str, Task], pace: Pace, *, before: Mapping[str, Task] | None = None
+    tasks: Mapping[str, Work], pace: Pace, *, before: Mapping[str, Work] | None = None
 ) -> dict[str, Timing]:
     """Runs the tasks in turns and times each run.
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 import shf
 from helpers import assert_close
-from shf.lab.trees import Tree, TreeLSTM, levels, select_trees
+from trees import Tree, TreeLSTM, levels, select_trees
 
 LEAVES, SYMBOLS = 4, 7
 forests = st.lists(
