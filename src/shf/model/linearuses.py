@@ -50,7 +50,7 @@ class LinearUses(TorchFunctionMode):
 
     def add(self, parameter: Tensor, *factors: Tensor) -> None:
         if self._recording:
-            self._factors.setdefault(id(parameter), []).append(factors)
+            self._factors.setdefault(id(parameter), []).append(tuple(f.detach() for f in factors))
 
     def write_rows(self, parameter: Tensor, out: Tensor) -> bool:
         """Writes the rows' gradients by one parameter into `out`, of shape (rows, *parameter.shape).
