@@ -1,5 +1,7 @@
 """The dense Jacobian, row by row: against plain autograd, by the formula of linear maps and by the exact fallback."""
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -17,7 +19,7 @@ from shf.model.rowjacobian import row_jacobian
 from shf.runtime.context import twice_differentiable_kernels
 from test_cases import build
 
-MOST = 10**8
+MOST, FIRST = 10**8, (RowAxis(0),)
 
 
 @pytest.fixture(autouse=True)
@@ -45,19 +47,17 @@ class Laplacian(nn.Module):
 
     def __init__(self, *sizes: int) -> None:
         super().__init__()
-        layers = [nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False)]
+        layers = [nn.Linear(a, b) for a, b in itertools.pairwise(sizes)]
         self.u = nn.Sequential(*(m for layer in layers for m in (layer, nn.Tanh())))[:-1]
 
     def forward(self, x):
         with torch.enable_grad():
             x = x.detach().requires_grad_()
             (slope,) = torch.autograd.grad(self.u(x).sum(), x, create_graph=True)
-            return sum(
-                torch.autograd.grad(slope[:, i].sum(), x, create_graph=True)[0][:, i] for i in range(x.shape[1])
-            )
+            return sum(torch.autograd.grad(slope[:, i].sum(), x, create_graph=True)[0][:, i] for i in range(x.shape[1]))
 
 
-def jacobian_of(model, inputs, *, forward=None, axes=(RowAxis(0),), **options):
+def jacobian_of(model, inputs, *, forward=None, axes=FIRST, **options):
     network = Network(model, list(model.parameters()), *([forward] if forward else []))
     batch = Batch.of(inputs, torch.zeros(len(inputs)))
     return Jacobian(network, batch, Draws(0, len(inputs)), axes=axes, **options)
@@ -243,7 +243,9 @@ def test_memory_that_is_given_is_written_to_completely():
 
 def test_an_output_shared_by_all_rows_is_refused():
     model, (inputs, _) = mlp(), valued()
-    jacobian = jacobian_of(model, inputs, forward=lambda model, x: (model(x), model[0].weight.sum()), axes=[RowAxis(0), None])
+    jacobian = jacobian_of(
+        model, inputs, forward=lambda model, x: (model(x), model[0].weight.sum()), axes=[RowAxis(0), None]
+    )
     with pytest.raises(ValueError, match="output number 1 of the model is shared by all rows"):
         row_jacobian(jacobian, separable=True, most=MOST)
 

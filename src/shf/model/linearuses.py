@@ -21,7 +21,7 @@ class LinearUses(TorchFunctionMode):
     """Records uses of the weights and biases that `F.linear` is called with inside the mode."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._recording = False
         self._factors: dict[int, list[tuple[Tensor, ...]]] = {}
 
@@ -92,7 +92,7 @@ class _Product(torch.autograd.Function):
         return x @ (weight if transposed else weight.t())
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None, None, None]:
         (x,) = ctx.saved_tensors
         ctx.uses.add(ctx.weight, *((x, g) if ctx.transposed else (g, x)))
         by_input = _Product.apply(g, ctx.weight, ctx.uses, not ctx.transposed) if ctx.needs_input_grad[0] else None  # type: ignore[no-untyped-call]
@@ -108,6 +108,6 @@ class _Shift(torch.autograd.Function):
         return z + bias
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
         ctx.uses.add(ctx.bias, g)
         return g, None, None

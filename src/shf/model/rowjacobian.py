@@ -64,7 +64,10 @@ def _units(jacobian: Jacobian, outputs: Sequence[Tensor], widths: Sequence[int])
         for k in range(width):
             cotangents = [torch.zeros_like(z) for z in outputs]
             rows = jacobian.axis(i).to_front(cotangents[i])
-            rows[(slice(None), *torch.unravel_index(torch.tensor(k), rows.shape[1:]))] = 1
+            place = rows
+            for j in torch.unravel_index(torch.tensor(k), rows.shape[1:]):
+                place = place.select(1, int(j))
+            place.fill_(1)
             yield cotangents
 
 
@@ -139,9 +142,7 @@ def _case_by_case(
             _write_cases(jacobian, graph, by_case[chunk[0] :], rows, len(chunk), widths, wanted)
 
 
-def _through_own_graphs(
-    jacobian: Jacobian, by_case: Tensor, widths: list[int], wanted: list[int], size: int
-) -> bool:
+def _through_own_graphs(jacobian: Jacobian, by_case: Tensor, widths: list[int], wanted: list[int], size: int) -> bool:
     for rows in even_chunks(jacobian.rows, size):
         local = jacobian.restricted(rows)
         ((numbers, graph),) = local.graphs()
