@@ -1,6 +1,6 @@
 """The dense Jacobian, row by row: against plain autograd, by the formula of linear maps and by the exact fallback."""
 
-import itertools
+from itertools import pairwise
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from shf.runtime.context import twice_differentiable_kernels
 from test_cases import build
 
 MOST, FIRST = 10**8, (RowAxis(0),)
+FIRST = (RowAxis(0),)
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +48,7 @@ class Laplacian(nn.Module):
 
     def __init__(self, *sizes: int) -> None:
         super().__init__()
-        layers = [nn.Linear(a, b) for a, b in itertools.pairwise(sizes)]
+        layers = [nn.Linear(a, b) for a, b in pairwise(sizes)]
         self.u = nn.Sequential(*(m for layer in layers for m in (layer, nn.Tanh())))[:-1]
 
     def forward(self, x):
@@ -76,7 +77,7 @@ def dense(model, inputs):
 
 @pytest.mark.parametrize("microbatch", [None, 4], ids=["whole", "microbatch"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))
-def test_every_case(case, microbatch):
+def test_every_case(case, microbatch, fallbacks):
     if microbatch and not case.separable:
         pytest.skip("rows that influence each other are never taken in chunks")
     torch.set_default_dtype(torch.float64)
@@ -91,6 +92,10 @@ def test_every_case(case, microbatch):
             axes=reference.layout.outputs,
         )
         assert_close(row_jacobian(jacobian, separable=case.separable, most=MOST), expected)
+        if case.kind in ("feed-forward", "randomness"):
+            assert not fallbacks
+        if case.kind in ("convolutional", "normalisation", "recursive"):
+            assert fallbacks
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -221,6 +226,25 @@ def test_derivatives_by_parameters_in_forward(options, fallbacks):
     jacobian = jacobian_of(model, inputs)
     assert 0 in rowjacobian._by_uses(jacobian, whole, [1])
     assert_close(row_jacobian(jacobian, separable=False, most=MOST), expected)
+
+
+class Curvature(nn.Module):
+    """Δu by torch.func."""
+
+    def __init__(self):
+        super().__init__()
+        self.u = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1))
+
+    def forward(self, x):
+        slope = torch.func.jacrev(lambda point: self.u(point)[0])
+        return torch.func.vmap(torch.func.jacrev(slope))(x).diagonal(dim1=1, dim2=2).sum(1)
+
+
+def test_derivatives_by_other_means(fallbacks):
+    """Functions that stand in for linear layers are unknown to torch.func."""
+    model, (inputs, _) = Curvature().double(), valued()
+    assert_close(row_jacobian(jacobian_of(model, inputs), separable=True, most=MOST), dense(model, inputs))
+    assert fallbacks == [[0, 1, 2, 3]]
 
 
 def test_too_many_numbers_are_refused_before_memory_is_asked_for():
