@@ -11,6 +11,7 @@ from shf.distributed.contribution import Contribution
 from shf.groups import decay_weights, trainable
 from shf.linear.decay import Decay
 from shf.losses import Loss
+from shf.model.evaluation import Evaluation
 from shf.model.network import Forward, Network, unwrap
 from shf.probing.derivatives import refuse_single_derivatives_on
 from shf.probing.layout import NO_ROWS, Layout, LayoutMemory, few_rows
@@ -43,12 +44,12 @@ class Subject:
         self.model, self.loss = unwrap(model), Loss(loss, reduction)
         self.select, self.count = select, count
         self._forward = forward
-        self._layouts = LayoutMemory()
+        self._layouts, self._evaluation = LayoutMemory(), Evaluation()
         self._probed = False  # whether loss and second derivatives were looked at
 
     def network(self, groups: Groups, ranks: Collective) -> Network:
         """The parameters to train now, in the model's order; models that a step cannot do with are refused."""
-        network = Network(self.model, trainable(self.model, groups), self._forward)
+        network = Network(self.model, trainable(self.model, groups), self._forward, self._evaluation)
         refuse_unsupported(network, ranks)
         return network
 
