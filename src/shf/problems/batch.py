@@ -30,13 +30,14 @@ from shf.problems.passes import Passes
 @dataclass(frozen=True)
 class Parts:
     """A process's part of what a step begins with, weighted: L, ∇L, the diagonal that a preconditioner made (if it makes
-    one), the buffers that the pass left, and what tells how noisy ∇L is (if that is wanted)."""
+    one), the buffers that the pass left, what tells how noisy ∇L is (if that is wanted), and what each term has in L."""
 
     value: float
     gradient: Tensor
     diagonal: Tensor | None
     buffers: dict[str, Tensor]
     noise: Tensor | None = None
+    terms: Sequence[float] = ()
 
 
 def no_parts(network: Network, *, diagonal: bool, noise: bool = False) -> Parts:
@@ -63,9 +64,12 @@ class BatchProblem:
 
     Attributes:
         rows: of X^g, that are here.
+        total: rows of the whole X^g.
         scale: rows of the whole X^g where L is a sum over them, else 1.
         outputs: entries of the model's outputs on the rows here, once `linearise` has seen them.
     """
+
+    names: Sequence[str] = ()
 
     def __init__(
         self,
@@ -88,6 +92,7 @@ class BatchProblem:
             network, batch, layout, share, seed=seed, microbatch=microbatch, steady=structural_damping > 0
         )
         self._share = share = share or Share(0, batch.rows, batch.rows)
+        self.total = share.total
         self.scale = share.total if loss.reduction is Reduction.SUM else 1
         self._represents = share.total if represents is None else represents
         self._batch, self._layout = batch, layout

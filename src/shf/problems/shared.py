@@ -14,7 +14,6 @@ from shf.linear.cg import LinearMap
 from shf.linear.decay import Decay
 from shf.linear.system import LinearSystem
 from shf.local import Expansion
-from shf.model.gaussnewton import GaussNewton
 from shf.model.network import Network
 from shf.preconditioners.base import Preparation, Space
 from shf.problems.batch import Parts
@@ -22,10 +21,22 @@ from shf.problems.trace import mean_eigenvalue
 from shf.runtime.interrupts import poll
 
 
+class Products(Protocol):
+    """v ↦ Bv, or (B + λμS)v, on one process's rows: see `shf.model.gaussnewton.GaussNewton`."""
+
+    def __call__(self, vector: Tensor) -> Tensor: ...
+
+    def quadratic(self, vector: Tensor) -> float: ...
+
+    def structural(self, vector: Tensor) -> float: ...
+
+
 class OwnPart(Protocol):
     """What one process knows of the problem: see `shf.problems.batch.BatchProblem`."""
 
     network: Network
+    names: Sequence[str]
+    """Of the terms that it is a sum of, if it is one."""
     rows: int
     outputs: int
     scale: int
@@ -34,7 +45,7 @@ class OwnPart(Protocol):
 
     def linearise(self, preparation: Preparation) -> Parts: ...
 
-    def curvature(self, damping: float, out: Tensor | None = None) -> GaussNewton | None: ...
+    def curvature(self, damping: float, out: Tensor | None = None) -> Products | None: ...
 
     def value(self, values: Sequence[Tensor]) -> float: ...
 
@@ -96,15 +107,16 @@ class SharedProblem:
         def precondition(damping: float) -> LinearMap:
             return preparation.inverse(diagonal, Space(damping, self._decay, collective, self._scratch))
 
-        return Expansion(parts.value + self._decay.penalty(theta), gradient, precondition, noise)
+        terms = dict(zip(self.part.names, parts.terms, strict=True)) or None
+        return Expansion(parts.value + self._decay.penalty(theta), gradient, precondition, noise, terms)
 
     def system(self, damping: float) -> LinearSystem:
         """v ↦ (B + λI + λμS + W)v. The result is overwritten by the next product, trial point or P⁻¹r."""
         collective, size = self._collective, self._network.shapes.total
         decay = Space(damping, self._decay, collective).own_decay
-        made: list[GaussNewton | None] = []
+        made: list[Products | None] = []
 
-        def own() -> GaussNewton | None:
+        def own() -> Products | None:
             poll()
             if not made:
                 made.append(self.part.curvature(damping, self._scratch))
@@ -175,6 +187,7 @@ class SharedProblem:
         agree on it, a `NonFiniteError` on each of them.
         """
         collective = self._collective
+        numbers = 1 + len(self.part.names)
         found: list[Parts] = []
         fault: list[NonFiniteError] = []
 
@@ -185,10 +198,10 @@ class SharedProblem:
                 if not self._agree:
                     raise
                 fault.append(error)
-                return [math.nan]
-            return [found[0].value]
+                return [math.nan] * numbers
+            return [found[0].value, *found[0].terms]
 
-        (total,) = collective.add(value, 1)
+        total, *terms = collective.add(value, numbers)
         if self._agree and not math.isfinite(total):
             raise fault[0] if fault else NonFiniteError.elsewhere()
         own = found[0]
@@ -196,4 +209,4 @@ class SharedProblem:
         squares, difference = own.diagonal, own.noise
         diagonal = None if squares is None else collective.sum(lambda: squares, squares)
         noise = None if difference is None else collective.sum(lambda: difference, difference)
-        return Parts(total, gradient, diagonal, collective.common(own.buffers), noise)
+        return Parts(total, gradient, diagonal, collective.common(own.buffers), noise, terms)
