@@ -160,8 +160,8 @@ class Network:
         return {names[0]: buffer.detach().clone() for buffer, names in self._buffers}
 
     def __call__(self, values: Sequence[Tensor], inputs: Any, buffers: dict[str, Tensor] | None = None) -> Any:
-        """The model's outputs with θ = `values`. Changes of buffers go into `buffers`, a copy of the module's own; by default
-        they are dropped."""
+        """The model's outputs with θ = `values`. Changes of buffers go into `buffers`, a copy of the module's own; without
+        one they are dropped."""
         poll()
         if torch.is_grad_enabled():
             return self._run(values, inputs, self.buffers() if buffers is None else buffers)

@@ -218,7 +218,7 @@ def _attempt(network: Network, three: Batch, two: Batch, seed: int, *, minor: bo
 
 
 def _recorded(network: Network, batch: Batch, draws: Draws, rows: Tensor | None = None) -> tuple[list[Tensor], Calls]:
-    """Outputs, and the calls of modules; again where the model had to begin anew: then the first attempt's calls are there too."""
+    """Outputs, and the calls of modules; once more where the model had to begin anew, with calls of both attempts."""
     while True:
         level = network.evaluation.level
         with Calls.recorded(network.model) as calls, draws.over(rows):

@@ -54,10 +54,11 @@ class TermsProblem:
     """
 
     def __init__(self, terms: Mapping[str, tuple[BatchProblem, float]]) -> None:
-        self.names, self.parts = tuple(terms), list(terms.values())
+        self.names: Sequence[str] = tuple(terms)
+        self.parts = list(terms.values())
         problems = [part for part, _ in self.parts]
         self.network, self.outputs = problems[0].network, 0
-        self.rows, self._total = (sum(counts) for counts in zip(*((p.rows, p.total) for p in problems), strict=True))
+        self.rows, self._total = sum(p.rows for p in problems), sum(p.total for p in problems)
         self.scale = self._total if all(p.loss.reduction is Reduction.SUM for p in problems) else 1
         self.structural = any(p.structural for p in problems)
         self._spare: Tensor | None = None  # for the products of all terms but the first
