@@ -343,11 +343,6 @@ REFUSED = [
         lambda: step(Overwritten(4, 3), structural_damping=0.1), RuntimeError, "was overwritten in place",
     ),
     Refused(
-        "derivatives by the inputs inside `forward`, outside of `with torch.enable_grad()`",
-        "a step evaluates the model without gradients too; with `enable_grad` they work",
-        lambda: step(nn.Sequential(Slope(), nn.Linear(1, 3))), RuntimeError, "differentiates in its forward.*enable_grad",
-    ),
-    Refused(
         "a `torch.autograd.Function` whose backward pass torch cannot differentiate (`once_differentiable`, numpy inside)",
         "its part of the curvature would be missing; write it with torch's operations",
         lambda: step(nn.Sequential(nn.Linear(4, 4), SquareOnce(), nn.Linear(4, 3))), RuntimeError,

@@ -11,6 +11,7 @@ from shf.model.steady import hold_steady
 from shf.optimizer import SHF
 from shf.presets import presets
 from shf.product import gauss_newton_product
+from shf.terms import Term
 
 __version__ = "0.1.0"
 
@@ -28,6 +29,7 @@ __all__ = [
     "SHFWarning",
     "StepInfo",
     "StepMemoryError",
+    "Term",
     "conjugate_gradient",
     "damping",
     "gauss_newton_product",

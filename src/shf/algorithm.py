@@ -148,6 +148,7 @@ def shf_step(
         products=path.products + looks,
         damping_bound=bound_reached(lam_next, least, most),
         gradient_noise=expansion.noise,
+        terms=expansion.terms,
     )
     after = replace(state, delta=path.last if all_finite(path.last, dot) else None, damping=lam_next)
     return theta_next if accepted else None, after, info, here

@@ -1,7 +1,7 @@
 """What `SHF` and `HF` have in common: parameter groups, state, epochs, and the writes of a step. Only it and `averaging`
 write parameters."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Integral
 from typing import Any, Unpack
@@ -21,7 +21,7 @@ from shf.model.network import Forward, Network, call_model
 from shf.options import Options
 from shf.runtime.context import StepContext
 from shf.state import forget_all_but, refuse_other_shapes, step_seed
-from shf.subject import Subject
+from shf.terms import Term, make_objective
 
 _COUNTERS = {"epoch", "iteration", "seed"}
 """Numbers that are no part's own."""
@@ -35,7 +35,7 @@ class CurvatureOptimizer(Optimizer):
     def __init__(
         self,
         model: nn.Module,
-        loss: Callable[[Any, Any], Tensor],
+        loss: Callable[[Any, Any], Tensor] | Mapping[str, Term | Callable[[Any, Any], Tensor]],
         params: Parameters | None = None,
         *,
         weight_decay: float = 0.0,
@@ -56,8 +56,9 @@ class CurvatureOptimizer(Optimizer):
         weight_decay = check_decay(type(self).__name__, weight_decay)
         if seed is not None and (not isinstance(seed, Integral) or isinstance(seed, bool)):
             raise ValueError(f"{type(self).__name__}(seed={seed!r}): must be a whole number or None")
-        self._subject = Subject(model, loss, reduction, forward, select, count)
-        self.model, self.loss = self._subject.model, self._subject.loss
+        self._objective = make_objective(self.config, model, loss, reduction, forward, select, count)
+        self._subject = self._objective.subject
+        self.model, self.loss = self._subject.model, self._objective.losses
         self._averaged_now = False  # whether the parameters are their averages for now
         self._connection = Connection(process_group, self.config.part(Communication))
         self._last_solution = LastSolution()
@@ -201,7 +202,6 @@ class CurvatureOptimizer(Optimizer):
         return {
             "optimizer": type(self).__name__,
             "option": dict(self.config.values),
-            "loss": f"{self.loss.name}, {self.loss.reduction.value}",
             "state": {name: value for name, value in self._scalars.items() if name != "seed"},
             "has a last CG solution": self._last_solution.there(self.state),
         }
@@ -212,10 +212,13 @@ class CurvatureOptimizer(Optimizer):
             self.param_groups[0]["shf"] = {**self._scalars, "seed": seed}
         return step_seed(self._scalars)
 
-    def _network(self) -> Network:
-        """The parameters to train now, in the model's order."""
+    def _refuse_averages(self) -> None:
         if self._averaged_now:
             raise RuntimeError("step inside `with optimizer.averaged()`: what it did would be lost; step outside")
+
+    def _network(self) -> Network:
+        """The parameters to train now, in the model's order."""
+        self._refuse_averages()
         return self._subject.network(self.param_groups, self._connection.ranks())
 
     def _forget_switched_off(self) -> None:

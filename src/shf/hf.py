@@ -47,7 +47,7 @@ class HF(CurvatureOptimizer):
             rows, numbers, curvature_share = agreement.shares
             on_curvature = BatchProblem(
                 own.network,
-                self.loss,
+                self._subject.loss,
                 batch,
                 layout,
                 seed=mix(seed, 1),
@@ -59,7 +59,7 @@ class HF(CurvatureOptimizer):
             parts = partial(self._parts, own.network, batches, numbers.first, seed)
             problem = SharedProblem(
                 BatchesProblem(parts, on_curvature, rows),
-                self._subject.decay(own.network, self.param_groups),
+                self._objective.decay(own.network, self.param_groups),
                 ranks,
                 agree=config.nonfinite == "skip",
                 seed=seed,
@@ -72,7 +72,7 @@ class HF(CurvatureOptimizer):
             batch, own_seed = self._subject.batch(inputs, targets), mix(seed, 0, number)
             layout = self._subject.layout_of_part(network, batch, own_seed)
             microbatch = self.config.microbatch
-            yield BatchProblem(network, self.loss, batch, layout, seed=own_seed, microbatch=microbatch)
+            yield BatchProblem(network, self._subject.loss, batch, layout, seed=own_seed, microbatch=microbatch)
 
     def _prepare_data(
         self, batches: Iterable[Any], curvature: tuple[Any, Any], ranks: Collective, demand: Demand
@@ -85,6 +85,6 @@ class HF(CurvatureOptimizer):
         demand.rows = max([batch.rows, *sizes])
         layout = self._subject.layout(network, batch, self._scalars["seed"])
         counts = [sum(sizes), len(sizes), batch.rows]
-        return self._subject.contribution(
+        return self._objective.contribution(
             network, counts, self.param_groups, self._settings(), self.state, (batch, layout)
         )

@@ -2,6 +2,7 @@
 
 import enum
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shf.linear.cg import CGStop
@@ -47,6 +48,8 @@ class StepInfo:
         damping_bound: the floor or ceiling that λ stands at after this step; None if at neither.
         skipped: why the batch was passed over, in words (`nonfinite="skip"`); None if it was not.
         gradient_noise: trace of the gradient's covariance over ‖∇f(θ)‖², where it was measured.
+        terms: what each term has in `loss_before`, by name and times its weight; None where the loss is one. The rest is
+            weight decay.
     """
 
     loss_before: float
@@ -66,6 +69,7 @@ class StepInfo:
     damping_bound: DampingBound | None = None
     skipped: str | None = None
     gradient_noise: float | None = None
+    terms: Mapping[str, float] | None = None
 
     @classmethod
     def of_skipped(cls, damping: float, why: str) -> "StepInfo":

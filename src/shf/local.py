@@ -1,6 +1,6 @@
 """What a step knows at θ: f, its gradient, and where more can be asked for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -39,10 +39,11 @@ class Local:
 
 @dataclass(frozen=True)
 class Expansion:
-    """f(θ), ∇f(θ), λ ↦ (r ↦ P⁻¹r) and perhaps the gradient's noise, all on the gradient batch. They are the step's to
-    overwrite."""
+    """f(θ), ∇f(θ), λ ↦ (r ↦ P⁻¹r) and perhaps the gradient's noise, all on the gradient batch; what each term has in f(θ),
+    by its name, if it is a sum of terms. They are the step's to overwrite."""
 
     value: float
     gradient: Tensor
     precondition: Callable[[float], LinearMap]
     noise: float | None = None
+    terms: Mapping[str, float] | None = None

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from torch import Tensor
-
 from shf.base import CurvatureOptimizer
-from shf.data.batches import CurvatureBatch, count_rows, explained_pair
-from shf.distributed.collective import Collective
+from shf.data.batches import CurvatureBatch
+from shf.data.draws import mix
+from shf.distributed.collective import Collective, Share
 from shf.distributed.contribution import Contribution
 from shf.info import StepInfo
+from shf.objective import Piece
 from shf.problems.batch import BatchProblem
 from shf.problems.noise import NoiseMeasure
 from shf.problems.shared import SharedProblem
@@ -31,7 +31,9 @@ class SHF(CurvatureOptimizer):
 
     Args:
         model: the module. DistributedDataParallel and torch.compile wrappers are looked through.
-        loss: `loss(outputs, targets)`, one number, convex in the outputs: any torch loss on logits, or a callable.
+        loss: `loss(outputs, targets)`, one number, convex in the outputs: any torch loss on logits, or a callable. Or a
+            mapping of several, name → `shf.Term` (or a loss): the objective is their weighted sum, and `step` takes a
+            mapping of a batch for each, name → (inputs, targets).
         params: parameters of the model to train, or groups of them; by default all. Frozen ones are left alone.
         weight_decay: w of the penalty ½ w ‖θ‖², on parameters with two or more dimensions; in groups given explicitly
             (dicts), on all of their members, with a value of their own if they have one.
@@ -57,7 +59,8 @@ class SHF(CurvatureOptimizer):
         """One iteration of Algorithm 1 on a gradient batch.
 
         Args:
-            inputs: a tensor, a tuple (`model(*inputs)`) or a dict (`model(**inputs)`), rows along axis 0.
+            inputs: a tensor, a tuple (`model(*inputs)`) or a dict (`model(**inputs)`), rows along axis 0. Where the
+                objective is a sum of terms, a mapping of a batch for each: name → (inputs, targets).
             targets: what the loss takes; any structure of tensors, or None.
 
         Returns:
@@ -67,41 +70,41 @@ class SHF(CurvatureOptimizer):
         ranks, config = self._connection.ranks(), self.config
         with self._context(self._device), ranks.step(), explained_exhaustion(config.microbatch) as demand:
             own, agreement = ranks.agree(lambda: self._prepare(inputs, targets, ranks))
-            (share,), (batch, layout) = agreement.shares, own.data
-            demand.rows, demand.separable = batch.rows, layout.separable
+            pieces: list[Piece] = own.data
+            demand.rows = max(piece.batch.rows for piece in pieces)
+            demand.separable = all(piece.layout.separable for piece in pieces)
             seed = self._adopt(agreement.seed)
-            part = BatchProblem(
-                own.network,
-                self.loss,
-                batch,
-                layout,
-                curvature_rows=config.part(CurvatureBatch).rows(share.total, self.epoch_index),
-                seed=seed,
-                microbatch=config.microbatch,
-                structural_damping=config.structural_damping,
-                noise=config.part(NoiseMeasure).due(self._scalars["iteration"]),
-                share=share,
-            )
+            seeds = [seed] if len(pieces) == 1 else [mix(seed, 0, number) for number in range(len(pieces))]
             problem = SharedProblem(
-                part,
-                self._subject.decay(own.network, self.param_groups),
+                self._objective.joined(list(map(self._part, pieces, agreement.shares, seeds))),
+                self._objective.decay(own.network, self.param_groups),
                 ranks,
                 agree=config.nonfinite == "skip",
                 seed=seed,
             )
-            return self._iteration().run(problem, batch, "batch")
+            return self._iteration().run(problem, self._objective.whole(pieces), "batch")
+
+    def _part(self, piece: Piece, share: Share, seed: int) -> BatchProblem:
+        """The problem of the rows that are here."""
+        config = self.config
+        return BatchProblem(
+            piece.network,
+            piece.loss,
+            piece.batch,
+            piece.layout,
+            curvature_rows=config.part(CurvatureBatch).rows(share.total, self.epoch_index),
+            seed=seed,
+            microbatch=config.microbatch,
+            structural_damping=config.structural_damping,
+            noise=config.part(NoiseMeasure).due(self._scalars["iteration"]),
+            share=share,
+        )
 
     def _prepare(self, inputs: Any, targets: Any, ranks: Collective) -> Contribution:
         """What can be found wrong before anything is computed, and this process's part of the batch."""
-        plain = targets is None and self._subject.count is count_rows
-        if callable(inputs) and plain:
-            raise TypeError("step takes (inputs, targets), not a closure: it evaluates model and loss by itself")
-        if isinstance(inputs, Tensor) and inputs.ndim == 0 and plain:
-            raise TypeError("step takes the batch, step(inputs, targets), not its loss, which it evaluates by itself")
-        batch = self._subject.batch(inputs, targets, may_be_empty=ranks.several)
-        network = self._network()
-        with explained_pair(inputs, targets):
-            layout = self._subject.layout(network, batch, self._scalars["seed"])
-        return self._subject.contribution(
-            network, [batch.rows], self.param_groups, self._settings(), self.state, (batch, layout)
+        self._refuse_averages()
+        pieces = self._objective.pieces(inputs, targets, self.param_groups, ranks)
+        counts = [piece.batch.rows for piece in pieces]
+        return self._objective.contribution(
+            pieces[0].network, counts, self.param_groups, self._settings(), self.state, pieces
         )

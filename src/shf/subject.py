@@ -7,16 +7,14 @@ from torch import Tensor, nn
 
 from shf.data.batches import Batch, Count, Select
 from shf.distributed.collective import Collective
-from shf.distributed.contribution import Contribution
-from shf.groups import decay_weights, trainable
-from shf.linear.decay import Decay
+from shf.groups import trainable
 from shf.losses import Loss
+from shf.model.evaluation import Evaluation
 from shf.model.network import Forward, Network, unwrap
 from shf.probing.derivatives import refuse_single_derivatives_on
 from shf.probing.layout import NO_ROWS, Layout, LayoutMemory, few_rows
 from shf.probing.losses import refuse_contradictions
 from shf.probing.unsupported import refuse_unsupported
-from shf.state import OptimizerState
 
 Groups = Sequence[Mapping[str, Any]]
 
@@ -29,6 +27,7 @@ class Subject:
         loss: with its reduction.
         select: the given rows of inputs or targets.
         count: the number of rows.
+        forward: how the model is called.
     """
 
     def __init__(
@@ -42,13 +41,13 @@ class Subject:
     ) -> None:
         self.model, self.loss = unwrap(model), Loss(loss, reduction)
         self.select, self.count = select, count
-        self._forward = forward
-        self._layouts = LayoutMemory()
+        self.forward = forward
+        self._layouts, self._evaluation = LayoutMemory(), Evaluation()
         self._probed = False  # whether loss and second derivatives were looked at
 
     def network(self, groups: Groups, ranks: Collective) -> Network:
         """The parameters to train now, in the model's order; models that a step cannot do with are refused."""
-        network = Network(self.model, trainable(self.model, groups), self._forward)
+        network = Network(self.model, trainable(self.model, groups), self.forward, self._evaluation)
         refuse_unsupported(network, ranks)
         return network
 
@@ -69,22 +68,3 @@ class Subject:
     def layout_of_part(self, network: Network, batch: Batch, seed: int) -> Layout:
         """What the model does with the rows of one batch of several."""
         return self._layouts.find(network, batch, seed)
-
-    def decay(self, network: Network, groups: Groups) -> Decay:
-        """w for every parameter."""
-        return Decay(network.shapes, decay_weights(network.parameters, groups))
-
-    def contribution(
-        self,
-        network: Network,
-        counts: Sequence[int],
-        groups: Groups,
-        settings: Mapping[str, Any],
-        state: OptimizerState,
-        data: Any,
-    ) -> Contribution:
-        """One process's part in a step, with all that the other processes must have in common with it."""
-        names = {id(p): name for name, p in self.model.named_parameters()}
-        decay = {names[id(p)]: group["weight_decay"] for group in groups for p in group["params"]}
-        seed = groups[0]["shf"]["seed"]
-        return Contribution(network, counts, seed, {**settings, "weight_decay": decay}, state, data)

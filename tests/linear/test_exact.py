@@ -102,7 +102,7 @@ def test_a_matrix_that_rounding_has_cost_its_definiteness_is_factorised():
 
 WITHOUT_ROOTS: set[str] = set()
 """Cases whose loss has a slope where it has no curvature."""
-SUITABLE = [case for case in CASES if case.separable and case.kind in ("losses", "feed-forward") and not case.handling]
+SUITABLE = [case for case in CASES if case.separable and case.layers and not case.handling]
 
 
 @pytest.mark.parametrize("case", SUITABLE, ids=lambda case: case.name.replace(" ", "-"))

@@ -46,7 +46,11 @@ class Contributor(Protocol):
 
     @property
     def counts(self) -> Sequence[int]:
-        """Numbers of rows (or of other things) to be laid end to end over the processes; the first is the batch's."""
+        """Numbers of rows (or of other things) to be laid end to end over the processes."""
+
+    @property
+    def required(self) -> Sequence[str]:
+        """What the first of them count, in words: of each of these some process must have a row."""
 
     @property
     def seed(self) -> int:

@@ -22,6 +22,7 @@ class Contribution:
         settings: options, counters, weight decay: what the optimizer itself is made of.
         state: what the optimizer remembers of each parameter: δ, averages, Kronecker factors.
         data: what the step is about; the other processes have their own.
+        required: what the first counts are of, which may not be empty everywhere.
     """
 
     network: Network
@@ -30,6 +31,7 @@ class Contribution:
     settings: Mapping[str, Any]
     state: OptimizerState
     data: Any = field(repr=False)
+    required: Sequence[str] = ("the batch",)
 
     def facts(self) -> Mapping[str, Any]:
         model, trained = self.network.model, set(self.network.names)

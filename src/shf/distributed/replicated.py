@@ -27,7 +27,8 @@ from shf.linear.cg import inner_product
 T = TypeVar("T")
 
 _COUNTS = 3
-"""How many counts a participant may have at most: messages have one size, whoever takes part."""
+"""Counts in the first message of a step, which has one size, whoever takes part; where there are more, all follow in a
+second one, once it is clear that everybody has as many."""
 _NAMED = 5
 """How many differing tensors an error describes."""
 
@@ -108,7 +109,7 @@ class _Presence(Generic[P]):
     def row(self) -> list[int]:
         counts = list(self.participant.counts)
         padding = [0] * (_COUNTS - len(counts))
-        return [1, mix(self.facts), mix(*self.checksums.values()), *counts, *padding]
+        return [1, mix(self.facts), mix(*self.checksums.values()), *counts[:_COUNTS], *padding]
 
 
 class Replicated(WholeVectors):
@@ -159,9 +160,12 @@ class Replicated(WholeVectors):
             raise RankError(f"the ranks are not about to do the same thing: {words}", ranks)
         if _vary(row[2] for row in table):
             self._refuse_drift(own.participant.tensors(), own.checksums)
-        columns = [[row[3 + k] for row in table] for k in range(len(own.participant.counts))]
-        if not any(columns[0]):
-            raise ValueError(f"the batch is empty: none of the {channel.size} ranks has a row")
+        counts = own.participant.counts
+        rows = channel.gather_integers(counts) if len(counts) > _COUNTS else [row[3:] for row in table]
+        columns = [[row[k] for row in rows] for k in range(len(counts))]
+        for what, column in zip(own.participant.required, columns, strict=False):
+            if not any(column):
+                raise ValueError(f"{what} is empty: none of the {channel.size} ranks has a row")
         self._source = next(rank for rank, rows in enumerate(columns[0]) if rows)
         seed = own.participant.seed
         seed = int(channel.gather_text(str(seed))[0]) if first else seed

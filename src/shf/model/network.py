@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from shf.data.tree import parts
 from shf.linear.flat import Shapes
+from shf.model.evaluation import Evaluation
 from shf.runtime.interrupts import poll
 
 Result = TypeVar("Result")
@@ -109,10 +110,18 @@ class Network:
         model: the module; its training flags are respected as they are at each call.
         parameters: the parameters that make up θ, in the order of the flat vector.
         forward: how to call it.
+        evaluation: how it is run where no gradient is wanted, as far as that is known.
     """
 
-    def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter], forward: Forward = call_model) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Sequence[nn.Parameter],
+        forward: Forward = call_model,
+        evaluation: Evaluation | None = None,
+    ) -> None:
         self.model = model
+        self.evaluation = evaluation or Evaluation()
         self.parameters = list(parameters)
         self.shapes = Shapes.of(self.parameters)
         names = _all_names(model.named_parameters(remove_duplicate=False))
@@ -151,20 +160,25 @@ class Network:
         return {names[0]: buffer.detach().clone() for buffer, names in self._buffers}
 
     def __call__(self, values: Sequence[Tensor], inputs: Any, buffers: dict[str, Tensor] | None = None) -> Any:
-        """The model's outputs with θ = `values`. Changes of buffers go into `buffers` (by default: are dropped)."""
+        """The model's outputs with θ = `values`. Changes of buffers go into `buffers`, a copy of the module's own; without
+        one they are dropped."""
         poll()
-        buffers = self.buffers() if buffers is None else buffers
+        if torch.is_grad_enabled():
+            return self._run(values, inputs, self.buffers() if buffers is None else buffers)
+
+        def run(values: Sequence[Tensor]) -> Any:
+            fresh = self.buffers()
+            outputs = self._run(values, inputs, fresh)
+            if buffers is not None:
+                buffers.update(fresh)
+            return outputs
+
+        return self.evaluation(run, values)
+
+    def _run(self, values: Sequence[Tensor], inputs: Any, buffers: dict[str, Tensor]) -> Any:
         replaced = self._by_name(values, buffers)
-        try:
-            with plain_gradients(self.model):  # tied weights have all their names there: torch need not look for them
-                outputs = functional_call(self._bound, replaced, (inputs,), tie_weights=False)
-        except RuntimeError as error:
-            if torch.is_grad_enabled() or "does not require grad" not in str(error):
-                raise
-            raise RuntimeError(
-                "the model differentiates in its forward, and a step evaluates it without gradients too: put "
-                "`with torch.enable_grad():` around what is differentiated there"
-            ) from error
+        with plain_gradients(self.model):  # tied weights have all their names there: torch need not look for them
+            outputs = functional_call(self._bound, replaced, (inputs,), tie_weights=False)
         buffers.update({name: replaced[f"model.{name}"] for name in buffers})
         return outputs
 

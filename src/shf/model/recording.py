@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,8 @@ class Calls:
         calls = cls()
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            single = args[0] if len(args) == 1 and not kwargs and isinstance(args[0], Tensor) else None
-            result = output if isinstance(output, Tensor) else None
+            single = _lasting(args[0]) if len(args) == 1 and not kwargs else None
+            result = _lasting(output)
             calls.of.setdefault(module, []).append(Call(single, result, result._version if result is not None else -1))
 
         with ExitStack() as stack:
@@ -45,3 +46,8 @@ class Calls:
                     if next(module.parameters(recurse=False), None) is not None:
                         stack.enter_context(module.register_forward_hook(hook, with_kwargs=True))
             yield calls
+
+
+def _lasting(value: Any) -> Tensor | None:
+    """A tensor that is one outside of torch.func's transformations too: those of vmap and grad die with them."""
+    return value if isinstance(value, Tensor) and not is_functorch_wrapped_tensor(value) else None

@@ -100,7 +100,7 @@ def find_layout(network: Network, batch: Batch, seed: int, *, known: bool = Fals
         return first
     awake = without_zeros(network, three, seed)
     _refuse_other_randomness(awake, three, seed)
-    refuse_blind_spots(network, three, seed)
+    _evaluate_alike(network, three, seed, refuse_blind_spots(network, three, seed))
     if first.obstacle is not None:
         return first
     if first.separable or not any(axis is not None and axis.fold > 1 for axis in first.draws):
@@ -197,10 +197,8 @@ def _refusal(obstacle: str) -> Layout:
 
 def _attempt(network: Network, three: Batch, two: Batch, seed: int, *, minor: bool) -> Layout:
     draws = Draws(seed, 3, minor=minor)
-    with Calls.recorded(network.model) as many, draws.over():
-        whole = _run(network, three.inputs)
-    with Calls.recorded(network.model) as few, draws.over(_TWO):
-        part = _run(network, two.inputs)
+    whole, many = _recorded(network, three, draws)
+    part, few = _recorded(network, two, draws, _TWO)
     uneven = _may_be_uneven(three.inputs)
     outputs = [_output_axis(z3, z2) for z3, z2 in zip(whole, part, strict=True)]
     separable = not batch_statistics(network.model) and all(
@@ -217,6 +215,16 @@ def _attempt(network: Network, three: Batch, two: Batch, seed: int, *, minor: bo
         raise AmbiguousRowsError("its outputs are parts of rows that differ in size; pad them to (rows, …)")
     calls = {} if uneven else _call_axes(many, few)
     return Layout(outputs, draw_axes, calls, separable, conclusive=conclusive)
+
+
+def _recorded(network: Network, batch: Batch, draws: Draws, rows: Tensor | None = None) -> tuple[list[Tensor], Calls]:
+    """Outputs, and the calls of modules; once more where the model had to begin anew, with calls of both attempts."""
+    while True:
+        level = network.evaluation.level
+        with Calls.recorded(network.model) as calls, draws.over(rows):
+            outputs = _run(network, batch.inputs)
+        if network.evaluation.level == level:
+            return outputs, calls
 
 
 def _alone(
@@ -299,9 +307,21 @@ def _runs_agree(network: Network, batch: Batch, seed: int) -> bool:
     return all(_same(a, b) for a, b in zip(*runs, strict=True))
 
 
-def refuse_blind_spots(network: Network, batch: Batch, seed: int) -> None:
-    """What a step would not see: parameters inside of reentrant checkpoints, or used by another reference than the module's
-    own, would silently count as having no influence; autocast inside of `forward` would make curvature noise."""
+def _evaluate_alike(network: Network, batch: Batch, seed: int, expected: Sequence[Tensor]) -> None:
+    """Makes sure that the model without gradients is the model with them, for the evaluations of a step to see what its
+    gradient saw: one that asks torch whether there are gradients is run with them."""
+    while network.evaluation.level < network.evaluation.MOST:
+        with Draws(seed, batch.rows).over():
+            found = _run(network, batch.inputs)
+        if len(found) == len(expected) and all(map(_same, found, expected)):
+            return
+        network.evaluation.level += 1
+
+
+def refuse_blind_spots(network: Network, batch: Batch, seed: int) -> list[Tensor]:
+    """Refuses what a step would not see: parameters inside of reentrant checkpoints, or used by another reference than the
+    module's own, would silently count as having no influence; autocast inside of `forward` would make curvature noise.
+    Returns the model's outputs."""
 
     def look(module: nn.Module, args: Any) -> None:
         if torch.is_autocast_enabled(network.device.type):
@@ -326,6 +346,7 @@ def refuse_blind_spots(network: Network, batch: Batch, seed: int) -> None:
                 f"the model uses parameter {name} by a reference of its own (in a list, a closure or a plain attribute), "
                 "where a step cannot put trial values; use it through the module that holds it"
             )
+    return [z.detach() for z in _floating(outputs)]
 
 
 def _run(network: Network, inputs: Any) -> list[Tensor]:

@@ -44,9 +44,12 @@ class BatchProblem:
 
     Attributes:
         rows: of X^g, that are here.
+        total: rows of the whole X^g.
         scale: rows of the whole X^g where L is a sum over them, else 1.
         outputs: entries of the model's outputs on the rows here, once `linearise` has seen them.
     """
+
+    names: Sequence[str] = ()
 
     def __init__(
         self,
@@ -69,6 +72,7 @@ class BatchProblem:
             network, batch, layout, share, seed=seed, microbatch=microbatch, steady=structural_damping > 0
         )
         self._share = share = share or Share(0, batch.rows, batch.rows)
+        self.total = share.total
         self.scale = share.total if loss.reduction is Reduction.SUM else 1
         self._represents = share.total if represents is None else represents
         self._batch, self._layout = batch, layout

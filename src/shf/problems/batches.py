@@ -23,6 +23,7 @@ class BatchesProblem:
     """
 
     structural: bool
+    names: Sequence[str] = ()
 
     def __init__(self, batches: Callable[[], Iterable[BatchProblem]], curvature: BatchProblem, rows: Share) -> None:
         self.network, self.loss = curvature.network, curvature.loss

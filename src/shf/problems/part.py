@@ -8,23 +8,23 @@ import torch
 from torch import Tensor
 
 from shf.linear.roots import Roots
-from shf.model.gaussnewton import GaussNewton
 from shf.model.network import Network
 from shf.preconditioners.base import Preparation
 
-__all__ = ["OwnPart", "Parts", "Roots", "no_parts"]
+__all__ = ["OwnPart", "Parts", "Products", "Roots", "no_parts"]
 
 
 @dataclass(frozen=True)
 class Parts:
     """A process's part of what a step begins with, weighted: L, ∇L, the diagonal that a preconditioner made (if it makes
-    one), the buffers that the pass left, and what tells how noisy ∇L is (if that is wanted)."""
+    one), the buffers that the pass left, what tells how noisy ∇L is (if that is wanted), and what each term has in L."""
 
     value: float
     gradient: Tensor
     diagonal: Tensor | None
     buffers: dict[str, Tensor]
     noise: Tensor | None = None
+    terms: Sequence[float] = ()
 
 
 def no_parts(network: Network, *, diagonal: bool, noise: bool = False) -> Parts:
@@ -33,10 +33,22 @@ def no_parts(network: Network, *, diagonal: bool, noise: bool = False) -> Parts:
     return Parts(0.0, zeros, zeros.clone() if diagonal else None, network.buffers(), zeros.clone() if noise else None)
 
 
+class Products(Protocol):
+    """v ↦ Bv, or (B + λμS)v, on one process's rows: see `shf.model.gaussnewton.GaussNewton`."""
+
+    def __call__(self, vector: Tensor) -> Tensor: ...
+
+    def quadratic(self, vector: Tensor) -> float: ...
+
+    def structural(self, vector: Tensor) -> float: ...
+
+
 class OwnPart(Protocol):
     """What one process knows of the problem: see `shf.problems.batch.BatchProblem`."""
 
     network: Network
+    names: Sequence[str]
+    """Of the terms that it is a sum of, if it is one."""
     rows: int
     outputs: int
     scale: int
@@ -45,7 +57,7 @@ class OwnPart(Protocol):
 
     def linearise(self, preparation: Preparation) -> Parts: ...
 
-    def curvature(self, damping: float, out: Tensor | None = None) -> GaussNewton | None: ...
+    def curvature(self, damping: float, out: Tensor | None = None) -> Products | None: ...
 
     def value(self, values: Sequence[Tensor]) -> float: ...
 

@@ -69,7 +69,8 @@ class SharedProblem:
         def precondition(damping: float) -> LinearMap:
             return preparation.inverse(diagonal, Space(damping, self._decay, collective, self._scratch))
 
-        return Expansion(parts.value + self._decay.penalty(theta), gradient, precondition, noise)
+        terms = dict(zip(self.part.names, parts.terms, strict=True)) or None
+        return Expansion(parts.value + self._decay.penalty(theta), gradient, precondition, noise, terms)
 
     def system(self, damping: float) -> LinearSystem:
         """v ↦ (B + λI + λμS + W)v. The result is overwritten by the next product, trial point or P⁻¹r."""
@@ -115,6 +116,7 @@ class SharedProblem:
         agree on it, a `NonFiniteError` on each of them.
         """
         collective = self._collective
+        numbers = 1 + len(self.part.names)
         found: list[Parts] = []
         fault: list[NonFiniteError] = []
 
@@ -125,10 +127,10 @@ class SharedProblem:
                 if not self._agree:
                     raise
                 fault.append(error)
-                return [math.nan]
-            return [found[0].value]
+                return [math.nan] * numbers
+            return [found[0].value, *found[0].terms]
 
-        (total,) = collective.add(value, 1)
+        total, *terms = collective.add(value, numbers)
         if self._agree and not math.isfinite(total):
             raise fault[0] if fault else NonFiniteError.elsewhere()
         own = found[0]
@@ -136,4 +138,4 @@ class SharedProblem:
         squares, difference = own.diagonal, own.noise
         diagonal = None if squares is None else collective.sum(lambda: squares, squares)
         noise = None if difference is None else collective.sum(lambda: difference, difference)
-        return Parts(total, gradient, diagonal, collective.common(own.buffers), noise)
+        return Parts(total, gradient, diagonal, collective.common(own.buffers), noise, terms)

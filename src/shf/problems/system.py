@@ -10,9 +10,8 @@ from shf.distributed.collective import Collective
 from shf.linear.decay import Decay
 from shf.linear.roots import Roots
 from shf.linear.system import LinearSystem
-from shf.model.gaussnewton import GaussNewton
 from shf.preconditioners.base import Space
-from shf.problems.part import OwnPart
+from shf.problems.part import OwnPart, Products
 from shf.runtime.interrupts import poll
 
 
@@ -30,9 +29,9 @@ def make_system(
     """
     size = part.network.shapes.total
     decay = Space(damping, whole_decay, collective).own_decay
-    made: list[GaussNewton | None] = []
+    made: list[Products | None] = []
 
-    def own() -> GaussNewton | None:
+    def own() -> Products | None:
         poll()
         if not made:
             made.append(part.curvature(damping, scratch))
