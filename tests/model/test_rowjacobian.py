@@ -146,8 +146,28 @@ def test_only_what_has_no_formula_takes_the_fallback(fallbacks):
     found = row_jacobian(jacobian, separable=True, most=MOST)
     ((*wanted,),) = fallbacks
     assert {jacobian.network.names[i] for i in wanted} == {"tied.weight", "scale"}
+    assert rowjacobian._write_uses(jacobian, jacobian.chunks[0], found.view(len(inputs), 2, -1).clone(), [2]) == set(
+        wanted
+    )
     assert_close(found, dense(model, inputs))
     assert not found[:, 1:3].any()  # `idle`, the second of them
+
+
+class Shared(nn.Module):
+    """A layer on something that all rows share."""
+
+    def __init__(self):
+        super().__init__()
+        self.common, self.own = nn.Linear(5, 3), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.own(x) * self.common(torch.arange(5.0, dtype=x.dtype))
+
+
+def test_a_layer_without_rows_takes_the_fallback_alone(fallbacks):
+    model, (inputs, _) = Shared().double(), valued()
+    assert_close(row_jacobian(jacobian_of(model, inputs), separable=True, most=MOST), dense(model, inputs))
+    assert fallbacks == [[0, 1]]
 
 
 def test_several_outputs_stand_side_by_side_for_each_row(fallbacks):
@@ -195,7 +215,7 @@ class Crowd(nn.Module):
 
 
 def test_rows_that_influence_each_other_are_seen_unless_it_is_said(fallbacks):
-    model, (inputs, _) = Crowd().double(), valued()
+    model, (inputs, _) = Crowd().double(), valued(40)  # more than the fallback takes at once
     jacobian, expected = jacobian_of(model, inputs), dense(model, inputs)
     assert_close(row_jacobian(jacobian, separable=False, most=MOST), expected)
     assert fallbacks == [[0, 1, 2, 3]]
