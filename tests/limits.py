@@ -169,15 +169,6 @@ class Checkpointed(nn.Module):
         return self.head(checkpoint(self.block, x.clone().requires_grad_(), use_reentrant=True))
 
 
-class Slope(nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(4, 4), nn.Tanh())
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.detach().requires_grad_()
-        return torch.autograd.grad(super().forward(x).sum(), x, create_graph=True)[0].sum(1, keepdim=True)
-
-
 class SquareOnce(nn.Module):
     class Function(torch.autograd.Function):
         @staticmethod

@@ -11,7 +11,7 @@ import torch
 
 import architectures_table
 import shf
-from shf import losses, optimizer, product
+from shf import losses, optimizer, product, terms
 from shf.data import growing
 from shf.linear import cg
 from shf.model import steady
@@ -45,7 +45,7 @@ def test_the_examples_of_using_run_one_after_the_other(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     names: dict = {"__name__": "example"}
-    first, from_adam, preset, evaluating, saving, steady, time_first, other_data = blocks("docs/using.md")
+    first, from_adam, preset, evaluating, saving, steady, terms, time_first, other_data = blocks("docs/using.md")
     exec(first, names)
     start = torch.nn.functional.cross_entropy(names["model"](names["data"].tensors[0]), names["data"].tensors[1])
     for block in (from_adam, preset, evaluating):
@@ -61,6 +61,9 @@ def test_the_examples_of_using_run_one_after_the_other(tmp_path, monkeypatch):
     assert same(kept, {name: part.state_dict() for name, part in names["parts"].items()})
     exec(steady, names)
     assert names["optimizer"].step(torch.randn(8, 5, 2), torch.randn(8, 1)).accepted
+    exec(terms, names)
+    assert sum(names["info"].terms.values()) == pytest.approx(names["info"].loss_before)
+    assert names["info"].loss_after < 0.2
     names["model"], names["loss"] = torch.nn.Linear(3, 4), lambda z, t: torch.nn.functional.mse_loss(z, t)
     exec(time_first, names)
     assert names["optimizer"]._subject.count(torch.randn(5, 8, 3)) == 8
@@ -88,7 +91,7 @@ def same(a, b):
     )
 
 
-@pytest.mark.parametrize("module", [cg, growing, losses, optimizer, product, steady], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("module", [cg, growing, losses, optimizer, product, steady, terms], ids=lambda m: m.__name__)
 def test_the_examples_in_docstrings_run(module):
     result = doctest.testmod(module, extraglobs={"torch": torch, "nn": torch.nn, "shf": shf})
     assert result.attempted
