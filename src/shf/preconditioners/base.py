@@ -64,6 +64,14 @@ class Space:
         part = self.collective.part(self.decay.shapes.total)
         return self.decay.within(part.start, part.stop)
 
+    def own(self, vector: Tensor) -> Tensor:
+        """This process's part of a whole vector."""
+        return self.collective.own(vector)
+
+    def whole(self, part: Tensor) -> Tensor:
+        """The whole vector, from everyone's part of it."""
+        return self.collective.whole(part, self.decay.shapes.total)
+
 
 class Preparation(Protocol):
     """A preconditioner in one step.
