@@ -217,14 +217,16 @@ def named_arguments(kind):
     return [p.name for p in inspect.signature(kind.__init__).parameters.values() if p.kind is p.KEYWORD_ONLY]
 
 
-def test_type_checkers_see_every_option():
-    """The file that tools/options.py makes from the fields is the one that is there."""
+def test_type_checkers_and_the_page_see_every_option():
+    """The files that tools/options.py makes from the fields are those that are there."""
     assert set(get_type_hints(Options)) == {*shf.Config.names(), *shf.HFConfig.names()}
     assert not Options.__required_keys__
     for kind in (shf.SHF, shf.HF):
         assert inspect.signature(kind).parameters["options"].annotation == Unpack[Options]
     tool = runpy.run_path(str(Path(__file__).parents[1] / "tools" / "options.py"))
-    assert Path(options_file.__file__).read_text(encoding="utf-8") == tool["source"]()
+    assert tool["TYPES"].samefile(options_file.__file__)
+    assert tool["TYPES"].read_text(encoding="utf-8") == tool["source"]()
+    assert tool["PAGE"].read_text(encoding="utf-8") == tool["page"]()
 
 
 def test_every_option_is_declared_once_and_says_what_it_is():

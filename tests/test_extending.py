@@ -1,4 +1,4 @@
-"""The parts of docs/extending.md, run as they are printed: against dense solutions, through save and load, by two processes."""
+"""The parts of docs/extending.md, run as they are printed: against dense solutions, saved and loaded, by two processes."""
 
 import copy
 import re
@@ -136,7 +136,10 @@ def test_the_rule_follows_the_average_of_rho():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: PARTS["AveragedRatio"](share=1.0), r"AveragedRatio\(share=1.0\): must be a number at least 0 and below 1"),
+        (
+            lambda: PARTS["AveragedRatio"](share=1.0),
+            r"AveragedRatio\(share=1.0\): must be a number at least 0 and below 1",
+        ),
         (lambda: PARTS["AveragedRatio"](initial=1.0, most=0.5), r"AveragedRatio\(initial=1.0\): must be between"),
     ],
 )
@@ -232,5 +235,3 @@ def other_parts(rank):
     torch.manual_seed(0)
     rule = parts["AveragedRatio"](share=0.5 if rank else 0.7)
     shf.SHF(mlp(), CE, seed=1, damping=rule).step(*labelled())
-
-
