@@ -56,9 +56,10 @@ def source() -> str:
 INTRODUCTION = """# Options
 
 Every option of `shf.SHF` and `shf.HF`, flat as they are given: `shf.SHF(model, loss, damping=0.1, cg_iterations=5)`. Each
-is a field of one part of the optimizer, which checks it; the paper's symbols are in brackets. What an optimizer takes
-besides (`weight_decay`, `reduction`, `seed`, ...) is described [with the optimizer](reference.md). `python tools/options.py`
-makes this page.
+is a field of one part of the optimizer, which checks it: `damping_factor=0.9` is
+`damping=shf.damping.LevenbergMarquardt(factor=0.9)`. The paper's symbols are in brackets. What an optimizer
+takes besides (`weight_decay`, `reduction`, `seed`, ...) is described [with the optimizer](reference.md).
+`python tools/options.py` makes this page.
 
 The `damping`, the `preconditioner` and the `solver` may be given as an object instead: one of `shf.damping`,
 `shf.preconditioners`, `shf.solvers`, or [one of your own](extending.md).
@@ -76,12 +77,13 @@ COLUMNS = "| option | default | belongs to | |\n|---|---|---|---|\n"
 
 
 def owners(role: Role) -> dict[str, str]:
-    """The part that declares each of a role's options; of the one that selects, what it selects among."""
+    """The part and field that each of a role's options is; of the one that selects, what it selects among."""
     kinds = " or ".join(kind.__name__ for kind in role.kinds.values())
     found = {} if role.selector is None else {role.selector[0]: f"selects {kinds}"}
     for kind in role.kinds.values():
         for name, field in kind.options().items():
-            found[name] = next(base.__name__ for base in kind.__mro__ if field in get_annotations(base))
+            declares = next(base.__name__ for base in kind.__mro__ if field in get_annotations(base))
+            found[name] = f"`{declares}.{field}`"
     return found
 
 
