@@ -185,6 +185,12 @@ def test_a_damping_that_leaps_beyond_all_numbers_is_refused(options):
         shf.SHF(mlp(), nn.CrossEntropyLoss(), **options)
 
 
+def test_hf_refuses_a_preconditioner_of_a_single_batch():
+    """Fails without the check: the factors would be those of the last batch alone."""
+    with pytest.raises(ValueError, match=r"HF\(preconditioner=Kronecker\(.*\)\): it is made of a single batch"):
+        shf.HF(mlp(), nn.CrossEntropyLoss(), preconditioner=shf.preconditioners.Kronecker())
+
+
 @pytest.mark.parametrize("damping", [2.0, "auto"])
 def test_the_ceiling_is_above_the_floor(damping):
     with pytest.raises(ValueError, match=r"SHF\(damping_max=1\): must be a number at least 10"):
