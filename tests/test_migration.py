@@ -1,5 +1,7 @@
 """What 0.1.0 saved loads, and goes on as it did there: tests/checkpoints.py made the fixture with that version."""
 
+import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,16 @@ import checkpoints
 from helpers import assert_close
 
 SAVED = torch.load(Path(__file__).parent / "fixtures" / "0.1.0.pt", weights_only=True)
+
+PAGE = Path(__file__).parents[1] / "docs" / "migration.md"
+
+
+def test_the_page_names_modules_that_exist():
+    table = PAGE.read_text(encoding="utf-8").partition("## Imports")[2]
+    new = [line.split("|")[2] for line in table.splitlines() if line.startswith("| `shf")]
+    names = {name for cell in new for name in re.findall(r"`(shf[\w.]*)`", cell)}
+    assert len(names) > 15
+    assert all(importlib.import_module(name) for name in names)
 
 
 def test_the_fixture_is_that_versions():
