@@ -188,6 +188,12 @@ def test_a_damping_that_leaps_beyond_all_numbers_is_refused(options):
         shf.SHF(mlp(), nn.CrossEntropyLoss(), **options)
 
 
+def test_hf_refuses_a_preconditioner_of_a_single_batch():
+    """Fails without the check: the factors would be those of the last batch alone."""
+    with pytest.raises(ValueError, match=r"HF\(preconditioner=Kronecker\(.*\)\): it is made of a single batch"):
+        shf.HF(mlp(), nn.CrossEntropyLoss(), preconditioner=shf.preconditioners.Kronecker())
+
+
 @pytest.mark.parametrize("damping", [2.0, "auto"])
 def test_the_ceiling_is_above_the_floor(damping):
     with pytest.raises(ValueError, match=r"SHF\(damping_max=1\): must be a number at least 10"):
@@ -220,14 +226,16 @@ def named_arguments(kind):
     return [p.name for p in inspect.signature(kind.__init__).parameters.values() if p.kind is p.KEYWORD_ONLY]
 
 
-def test_type_checkers_see_every_option():
-    """The file that tools/options.py makes from the fields is the one that is there."""
+def test_type_checkers_and_the_page_see_every_option():
+    """The files that tools/options.py makes from the fields are those that are there."""
     assert set(get_type_hints(Options)) == {*shf.Config.names(), *shf.HFConfig.names()}
     assert not Options.__required_keys__
     for kind in (shf.SHF, shf.HF):
         assert inspect.signature(kind).parameters["options"].annotation == Unpack[Options]
     tool = runpy.run_path(str(Path(__file__).parents[1] / "tools" / "options.py"))
-    assert Path(options_file.__file__).read_text(encoding="utf-8") == tool["source"]()
+    assert tool["TYPES"].samefile(options_file.__file__)
+    assert tool["TYPES"].read_text(encoding="utf-8") == tool["source"]()
+    assert tool["PAGE"].read_text(encoding="utf-8") == tool["page"]()
 
 
 def test_every_option_is_declared_once_and_says_what_it_is():

@@ -117,12 +117,45 @@ def test_the_map_names_what_exists():
             assert not function or re.search(rf"def {function}\b", source), f"{name}::{function}"
 
 
-def test_the_map_has_every_module():
+def listed(words: str) -> dict[str, list[str]]:
+    """The modules of a list of the map by their room, "" for those in none: a line's words before its sentence."""
+    found: dict[str, list[str]] = {"": []}
+    room = ""
+    for line in filter(None, words.splitlines()):
+        names = re.split(r"\s{3,}", line.strip())[0].split()
+        if not line.startswith(" "):
+            room = names[0].rstrip("/") if names[0].endswith("/") else ""
+        found.setdefault(room, []).extend(name for name in names if not name.endswith("/"))
+    return found
+
+
+def test_the_map_has_every_module_of_the_core_once():
+    text = (ROOT / "docs" / "map.md").read_text(encoding="utf-8").partition("## Modules")[2]
+    found = listed(re.findall(r"```\n(.*?)```", text, re.DOTALL)[0])
+    assert set(ROOMS) <= set(found)
+    for room in ("", *ROOMS):
+        modules = {path.stem for path in (ROOT / "src" / "shf" / room).glob("[!_]*.py")}
+        assert sorted(found[room]) == sorted(modules), room
+
+
+def test_the_map_has_every_module_of_the_laboratory():
+    text = (ROOT / "docs" / "map.md").read_text(encoding="utf-8").partition("## Modules")[2]
+    named = set(re.findall(r"\w+/?", re.findall(r"```\n(.*?)```", text, re.DOTALL)[1]))
+    folder = ROOT / "src" / "shf" / "lab"
+    packages = {f"{path.parent.name}/" for path in folder.glob("*/__init__.py")}
+    assert not ({path.stem for path in folder.glob("[!_]*.py")} | packages) - named
+
+
+def test_the_walk_names_modules_in_the_order_of_a_step():
+    """Those of the way down and up, and none that does not exist."""
     text = (ROOT / "docs" / "map.md").read_text(encoding="utf-8")
-    core, laboratory = re.findall(r"```\n(.*?)```", text, re.DOTALL)
-    source = ROOT / "src" / "shf"
-    for folder, rooms, words in ((source, ROOMS, core), (source / "lab", (), laboratory)):
-        named = set(re.findall(r"\w+/?", words))
-        modules = {path.stem for room in ("", *rooms) for path in (folder / room).glob("[!_]*.py")}
-        packages = {f"{path.parent.name}/" for path in folder.glob("*/__init__.py")} - {"lab/"}
-        assert not (modules | packages) - named
+    walk = text.partition("## A walk through one step")[2].partition("\n## ")[0]
+    steps = re.findall(r"^\d+\. `([\w.]+)`", walk, re.MULTILINE)
+    assert steps[0] == steps[-1] == "optimizer"
+    assert all((ROOT / "src" / "shf" / f"{name.replace('.', '/')}.py").exists() for name in steps)
+    methods = re.findall(r"    - \*\*([\w.]+)\*\*", walk)
+    source = (ROOT / "src" / "shf" / "algorithm.py").read_text(encoding="utf-8").partition("def shf_step")[2]
+    calls = {"solver.solve": "method.solver", "precondition": "expansion.precondition"}
+    places = [source.index(calls.get(name, f"{name}(")) for name in methods]
+    assert places == sorted(places)
+    assert len(methods) == 7

@@ -130,7 +130,7 @@ def shf_step(
     failed_trials = sum(not math.isfinite(value) for value in trials)
     # ρ < ¼ raises λ, ρ > ¾ lowers it; a trial that is not finite raises it, whatever ρ is
     trusted = failed_trials == 0 and path.stop is not CGStop.NON_FINITE
-    lam_next = min(max(method.damping.end(lam, rho if trusted else -math.inf, least, most), least), most)
+    lam_next = min(max(method.damping.end(lam, rho if trusted else -math.inf, here), least), most)
     info = StepInfo(
         loss_before=f_old,
         loss_after=rate.value if accepted else f_old,

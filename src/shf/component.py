@@ -210,7 +210,7 @@ class Role:
         if self.selector is not None:
             name, text = self.selector
             kinds = list(self.kinds)
-            found[name] = (self.defaults.get(name, kinds[0]), one_of(*kinds), text)
+            found[name] = (self.defaults.get(name, kinds[0]), one_of(*kinds), " ".join(text.split()))
         return found
 
     def build(self, owner: str, values: Mapping[str, Any], given: Mapping[str, Any]) -> Component:

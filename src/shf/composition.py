@@ -162,6 +162,13 @@ class HFConfig(Config):
     )
     roles = roles.HF
 
+    def _check(self) -> None:
+        super()._check()
+        if not self.part(Preconditioner).batches:
+            raise ValueError(
+                f"HF(preconditioner={self.preconditioner!r}): it is made of a single batch; only shf.SHF has it"
+            )
+
 
 for _config in (Config, HFConfig):
     _config.__doc__ = f"{_config.__doc__}\n\nAttributes:\n" + "\n".join(

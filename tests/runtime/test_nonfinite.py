@@ -186,7 +186,7 @@ def test_all_ranks_skip_together(options):
 
 
 def test_the_floor_is_held_and_shown():
-    """Fails if `shf_step` does not hand the bounds to `adapt_damping`."""
+    """Fails if `shf_step` does not hold λ within its range."""
     optimizer = shf.SHF(mlp(), CE, damping=1.0, damping_min=0.97)
     infos = [optimizer.step(x, t) for _ in range(8)]
     assert infos[0].damping_bound is None

@@ -140,8 +140,8 @@ class HeldOut(LevenbergMarquardt):
         costly = not lost and change > _COSTLY * unit
         return damping * math.pow(self.factor, -_FASTEST_UP if costly else powers(averages))
 
-    def end(self, damping: float, rho: float, least: float, most: float) -> float:
-        return adapt_damping(damping, rho, self.factor, rise=self.rise, least=least, most=most, high=math.inf)
+    def end(self, damping: float, rho: float, here: Local) -> float:
+        return adapt_damping(damping, rho, self.factor, rise=self.rise, least=self.least, most=self.most, high=math.inf)
 
     def moved(self, move: Move, gain: float, here: Local) -> None:
         """Remembers the move, and the unit of the verdict on this step: what it gained on its own batch, or a third of what

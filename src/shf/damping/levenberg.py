@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from shf.component import number, option
 from shf.damping.rule import DAMPING_MAX, DAMPING_MIN, Damping
+from shf.local import Local
 
 _UNITS = 4.0
 """Units in the last place by which f differs from itself at points next to each other."""
@@ -87,8 +88,8 @@ class LevenbergMarquardt(Damping):
                 "give a larger factor"
             )
 
-    def end(self, damping: float, rho: float, least: float, most: float) -> float:
-        return adapt_damping(damping, rho, self.factor, rise=self.rise, least=least, most=most)
+    def end(self, damping: float, rho: float, here: Local) -> float:
+        return adapt_damping(damping, rho, self.factor, rise=self.rise, least=self.least, most=self.most)
 
     def _largest_rise(self) -> float:
         """The largest power of the factor by which λ rises in one step, besides `rise`."""

@@ -86,10 +86,10 @@ class Damping(Component):
         """λ for this step, before it solves; what the step began with unless a rule knows better."""
         return damping
 
-    def end(self, damping: float, rho: float, least: float, most: float) -> float:
-        """λ for the next step, within its range, from this one's and ρ; -∞ where the step failed, nan where it says
-        nothing."""
-        return min(max(damping, least), most)
+    def end(self, damping: float, rho: float, here: Local) -> float:
+        """λ for the next step, which is then held within its range, from this one's and ρ; ρ is -∞ where the step failed,
+        nan where it says nothing."""
+        return damping
 
     def moved(self, move: Move, gain: float, here: Local) -> None:
         """The step is done: `gain` is what f fell by on its own batch. What is to be remembered goes into `here.memory`."""

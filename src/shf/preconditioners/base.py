@@ -64,6 +64,14 @@ class Space:
         part = self.collective.part(self.decay.shapes.total)
         return self.decay.within(part.start, part.stop)
 
+    def own(self, vector: Tensor) -> Tensor:
+        """This process's part of a whole vector."""
+        return self.collective.own(vector)
+
+    def whole(self, part: Tensor) -> Tensor:
+        """The whole vector, from everyone's part of it."""
+        return self.collective.whole(part, self.decay.shapes.total)
+
 
 class Preparation(Protocol):
     """A preconditioner in one step.
@@ -101,9 +109,11 @@ class Preconditioner(Component):
         return self
 
     def pull(self, pass_: GradientPass) -> tuple[Tensor, Tensor | None]:
+        """The gradient of the rows that are here; with it, from the same pass, a diagonal, if `diagonal` says so."""
         return pass_.gradient(), None
 
     def inverse(self, diagonal: Tensor | None, space: Space) -> LinearMap:
+        """r ↦ P⁻¹r for this λ. The diagonal, summed over all rows, may be overwritten."""
         raise TypeError(f"{type(self).__name__} does not say what P⁻¹r is: define inverse(diagonal, space)")
 
 

@@ -137,10 +137,7 @@ class Renewal:
         self._keep()
         damping = float(self._memory.number(_DAMPING) or 0.0)
         solve = self._inverse(self._factors, damping, space.decay).solver(self._network)
-        if not space.collective.split:
-            return solve
-        size = self._network.shapes.total
-        return lambda r: space.collective.own(solve(space.collective.whole(r, size)))
+        return (lambda r: space.own(solve(space.whole(r)))) if space.collective.split else solve
 
     def _renew(self, space: Space) -> None:
         """New running averages and their inverses; each process makes its part of both."""
