@@ -22,8 +22,8 @@ lock:                     ## make requirements.lock anew, where torch is a CPU b
 demo: $(STAMP)            ## train on generated curves, SHF against tuned Adam and NAG, and write a report
 	$(BIN)/shf demo
 
-test: $(STAMP)            ## the test suite
-	$(BIN)/python -m pytest
+test: $(STAMP)            ## the test suite, in two processes
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test-slow: $(STAMP)       ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow --timeout 3600

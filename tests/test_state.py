@@ -289,6 +289,7 @@ def resumed(tmp_path_factory):
     return ends, torch.load(folder / "ends.pt", weights_only=True)
 
 
+@pytest.mark.xdist_group("resume")
 @pytest.mark.parametrize(("name", "dtype", "k"), CASES)
 def test_resume_in_a_new_process_is_exact(resumed, name, dtype, k):
     ends, found = resumed

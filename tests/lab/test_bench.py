@@ -33,6 +33,7 @@ def numbers(tree):
     return [tree] if isinstance(tree, int | float) else []
 
 
+@pytest.mark.xdist_group("bench")
 def test_every_case_is_measured(results):
     found = {f"{section}/{name}" for section, entries in results["sections"].items() for name in entries}
     assert found == {case for case in CASES if not case.startswith(("memory/", "sparse/"))}
@@ -40,6 +41,7 @@ def test_every_case_is_measured(results):
     assert results["quick"]
 
 
+@pytest.mark.xdist_group("bench")
 def test_the_kinds_of_work_add_up_to_the_step(results):
     for entry in results["sections"]["anatomy"].values():
         assert tuple(entry["shares"]) == anatomy.KINDS
@@ -62,6 +64,7 @@ def test_kinds_of_work(operation, shapes, kind):
     assert anatomy._kind(operation, shapes, sizes={63, 60}) == kind
 
 
+@pytest.mark.xdist_group("bench")
 def test_the_record_survives_json_and_names_machine_and_versions(results):
     assert json.loads(json.dumps(results)) == results
     assert {"processor", "cores", "memory_gib", "threads"} <= set(results["machine"])
@@ -82,6 +85,7 @@ def test_a_step_is_the_second_step_each_time():
     assert infos[0].products == case.cg_iterations + 1
 
 
+@pytest.mark.xdist_group("bench")
 @pytest.mark.parametrize("what", speed.SWEEPS)
 def test_steps_of_a_sweep_do_the_same_work(what, results):
     """Else the exponent would be that of the line search's luck."""
@@ -168,6 +172,7 @@ def test_absent_peers_are_skipped_visibly(monkeypatch):
     assert any("not installed" in cell for row in report._peers(found) for cell in row)
 
 
+@pytest.mark.xdist_group("bench")
 def test_the_terminal_shows_brackets_as_they_are(results, capsys):
     soap = {"peer": "SOAP", "package": None, "setup": "", "skipped": "absent: pip install '.[bench]'"}
     report.show({**results, "sections": {"peers": {"soap": soap}}}, Console(width=300, file=sys.stdout))
@@ -241,6 +246,7 @@ def full(results):
     return {**results, "quick": False, "sections": sections}
 
 
+@pytest.mark.xdist_group("bench")
 def test_targets_are_judged_in_a_full_run_only(results):
     assert judge(results) == []
     targets = {target.name: target for target in judge(full(results))}
@@ -252,6 +258,7 @@ def test_targets_are_judged_in_a_full_run_only(results):
     assert targets[f"step / floor, {USPS.name}"].most == 1.6
 
 
+@pytest.mark.xdist_group("bench")
 def test_the_page_is_filled_in_between_its_marks(results, tmp_path):
     page, record = tmp_path / "page.md", tmp_path / "record.json"
     page.write_text("before\n<!-- bench -->\nold\n<!-- end -->\nafter\n")
@@ -268,6 +275,7 @@ def test_the_page_is_filled_in_between_its_marks(results, tmp_path):
         assert "| sparse against dense, products | 10 × | ≥ 20 | **no** |" in text
 
 
+@pytest.mark.xdist_group("bench")
 def test_a_page_without_marks_is_refused(results):
     with pytest.raises(ValueError, match="0 places for 'bench'"):
         report.fill_in("no marks", results)

@@ -45,9 +45,9 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
-@pytest.mark.usefixtures("small", "no_network")
+@pytest.mark.usefixtures("small", "no_network", "ticking")
 def test_it_ends_with_a_table_the_report_and_one_sentence(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["demo", "--minutes", "0.01", "--out", str(tmp_path / "d")])
+    result = CliRunner().invoke(app, ["demo", "--minutes", "1", "--out", str(tmp_path / "d")])
     assert result.exit_code == 0, result.output
     lines = result.stdout.strip().splitlines()
     assert "optimizer" in lines[0]
@@ -61,12 +61,12 @@ def test_it_ends_with_a_table_the_report_and_one_sentence(tmp_path: Path) -> Non
     for method in ("fast", "shf", "adam", "nag"):
         found = read_run(tmp_path / "d" / method)
         assert found.problems == ()
-        assert found.epochs[-1]["elapsed_seconds"] >= 0.6  # the same time for each
+        assert found.epochs[-1]["elapsed_seconds"] == 60  # the same time for each
 
 
-@pytest.mark.usefixtures("small")
+@pytest.mark.usefixtures("small", "ticking")
 def test_it_can_be_repeated_and_read_by_a_script(tmp_path: Path) -> None:
-    words = ["demo", "--minutes", "0.01", "--out", str(tmp_path / "d"), "--json"]
+    words = ["demo", "--minutes", "1", "--out", str(tmp_path / "d"), "--json"]
     for more in ((), ("--force",)):
         result = CliRunner().invoke(app, [*words, *more])
         answer = json.loads(result.stdout)
@@ -74,12 +74,12 @@ def test_it_can_be_repeated_and_read_by_a_script(tmp_path: Path) -> None:
         assert answer["verdict"] == verdict([_again(tmp_path / "d" / m) for m in ("fast", "shf", "adam", "nag")])
 
 
-@pytest.mark.usefixtures("small")
+@pytest.mark.usefixtures("small", "ticking")
 def test_a_directory_with_a_run_of_its_own_is_left_as_it_is(tmp_path: Path) -> None:
     start(tiny_config("adam", epochs=1), tmp_path / "adam")
     before = (tmp_path / "adam" / "metrics.jsonl").read_bytes()
     with pytest.raises(ExperimentError, match="adam holds a run; choose another --out"):
-        run_demo(tmp_path, minutes=0.01)
+        run_demo(tmp_path, minutes=1)
     assert (tmp_path / "adam" / "metrics.jsonl").read_bytes() == before
     assert not (tmp_path / "fast").exists()
 
@@ -91,13 +91,13 @@ def _again(directory: Path) -> RunResult:
     return RunResult(Status(run["status"]), directory, config, run["summary"])
 
 
-@pytest.mark.usefixtures("small")
+@pytest.mark.usefixtures("small", "ticking")
 def test_stopped_by_a_signal_it_ends_with_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(config: Any, directory: Path, **_: Any) -> RunResult:
         return RunResult(Status.INTERRUPTED, directory, config, {})
 
     monkeypatch.setattr(demo, "start", interrupted)
-    assert run_demo(tmp_path / "d", minutes=0.01, quiet=True) == 1
+    assert run_demo(tmp_path / "d", minutes=1, quiet=True) == 1
     assert not (tmp_path / "d" / "report.html").exists()
 
 

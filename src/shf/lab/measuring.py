@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 from shf.lab import timings
+from shf.lab.clock import Clock, wall
 from shf.lab.configure import Request, configure
 from shf.lab.data import DataError
 from shf.lab.experiments import EXPERIMENTS, Experiment
@@ -30,7 +30,7 @@ def seconds_per_epoch(experiment: str, data_dir: Path | None = None) -> float:
     return (training.position.elapsed - warm) / (_ITERATIONS - 1) * training.iterations_per_epoch
 
 
-def fastest_threads(experiment: Experiment, seconds: float = 0.4) -> int:
+def fastest_threads(experiment: Experiment, seconds: float = 0.4, clock: Clock = wall) -> int:
     """One thread or torch's own number, whichever takes gradients of the network faster here and now.
 
     On a machine that others use too, threads that wait for each other can be many times slower than one alone.
@@ -41,8 +41,8 @@ def fastest_threads(experiment: Experiment, seconds: float = 0.4) -> int:
 
     def gradients_per_second(number: int) -> float:
         torch.set_num_threads(number)
-        count, started = 0, time.perf_counter()
-        while (elapsed := time.perf_counter() - started) < seconds or count < 3:
+        count, started = 0, clock()
+        while (elapsed := clock() - started) < seconds or count < 3:
             loss(model(inputs), inputs).backward()
             count += 1
         return count / elapsed

@@ -22,6 +22,7 @@ import torch
 from shf import NonFiniteError
 from shf.lab import budget, machine
 from shf.lab.checkpoint import CheckpointStore, Loaded
+from shf.lab.clock import Clock
 from shf.lab.configure import find_method
 from shf.lab.crew import Crew
 from shf.lab.data import Dataset
@@ -44,13 +45,14 @@ RUNS = Path("runs")
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """How a run is carried out; none of it changes its numbers."""
+    """How a run is carried out; none of it changes its numbers. `clock` replaces the one that the configuration names."""
 
     data_dir: Path | None = None
     force: bool = False
     checkpoint_seconds: float = 60.0
     tensorboard: bool = False
     crew: Crew = dataclasses.field(default_factory=Crew)
+    clock: Clock | None = None
 
 
 def fresh_directories(config: RunConfig, below: Path) -> Iterator[Path]:
@@ -105,7 +107,7 @@ def start(
                 f"{directory} holds another run; resume it with `shf resume {shlex.quote(str(directory))}`, "
                 "choose another --out, or replace it with --force"
             )
-        training = new_training(config, options.data_dir, note=observer.note)
+        training = new_training(config, options.data_dir, note=observer.note, clock=options.clock)
         options.crew.lead(training)
         record = _record(config, training.problem.data, options.crew.size)
         recorder = Recorder(
@@ -175,7 +177,7 @@ def _continue(
     observer: Observer,
     options: RunOptions,
 ) -> RunResult:
-    training = new_training(config, options.data_dir, pretrain=loaded is None)
+    training = new_training(config, options.data_dir, pretrain=loaded is None, clock=options.clock)
     options.crew.lead(training)
     _check_same_data(record, training.problem.data)
     if loaded is not None:
@@ -276,7 +278,12 @@ def _finish(training: Training, recorder: Recorder, directory: Path, observer: O
 
 
 def new_training(
-    config: RunConfig, data_dir: Path | None, *, pretrain: bool = True, note: Progress = quiet
+    config: RunConfig,
+    data_dir: Path | None,
+    *,
+    pretrain: bool = True,
+    note: Progress = quiet,
+    clock: Clock | None = None,
 ) -> Training:
     """Data, network (pretrained if asked for) and method, at iteration 0; `note` hears where data are fetched from."""
     problem = build(
@@ -303,7 +310,7 @@ def new_training(
         method = spec.build(problem.model, problem.loss, _settings(config, problem.data.train_targets.shape[0]))
     except (TypeError, ValueError) as error:
         raise ExperimentError(f"{spec.name} refuses its settings: {error}") from error
-    return Training(config, problem, method, whole_data=spec.reads_batches)
+    return Training(config, problem, method, whole_data=spec.reads_batches, clock=clock)
 
 
 def _settings(config: RunConfig, cases: int) -> dict[str, Any]:

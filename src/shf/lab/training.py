@@ -8,7 +8,6 @@ function of seed and epoch.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -21,9 +20,10 @@ from shf.batching import select_rows
 from shf.lab.baselines.protocol import Method
 from shf.lab.batches import Batches, batch_rows
 from shf.lab.checkpoint import CheckpointMismatchError
+from shf.lab.clock import CLOCKS, Clock, wall
 from shf.lab.costs import gradient_equivalents
 from shf.lab.problem import Problem
-from shf.lab.runconfig import CLOCKS, RunConfig
+from shf.lab.runconfig import RunConfig
 
 # How an epoch's row sums up the iterations' fields; fields named in neither are averaged.
 _LAST = frozenset({"damping", "cg_decay", "update_scale", "learning_rate", "momentum"})
@@ -51,7 +51,15 @@ class Position:
 class Training:
     """A problem and the method that solves it, with the position between them."""
 
-    def __init__(self, config: RunConfig, problem: Problem, method: Method, *, whole_data: bool = False) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        problem: Problem,
+        method: Method,
+        *,
+        whole_data: bool = False,
+        clock: Clock | None = None,
+    ) -> None:
         self.config = config
         self.problem = problem
         self.method = method
@@ -60,7 +68,7 @@ class Training:
         self._whole_data = whole_data
         self._cases = problem.data.train_inputs.shape[0]
         self._epoch_rows: tuple[int, int, tuple[Tensor, ...]] | None = None
-        self._seconds = CLOCKS[config.clock]
+        self._seconds = clock or CLOCKS[config.clock]
 
     @property
     def iterations_per_epoch(self) -> int:
@@ -114,7 +122,7 @@ class Training:
     def evaluate(self) -> dict[str, Any]:
         """The row of an epoch as things stand, a fraction of an epoch included. The network is left as it is."""
         at = self.position
-        started = time.perf_counter()
+        started = wall()
         with self.evaluated():
             metrics = self.problem.evaluate()
         at.last = metrics
@@ -126,7 +134,7 @@ class Training:
             **metrics,
             "passes": at.passes,
             "elapsed_seconds": at.elapsed,
-            "evaluation_seconds": time.perf_counter() - started,
+            "evaluation_seconds": wall() - started,
         }
 
     def improves(self, row: Mapping[str, Any]) -> bool:

@@ -23,7 +23,7 @@ from shf.lab.choices import (
     Choice,
     Trial,
 )
-from shf.lab.runconfig import CLOCKS
+from shf.lab.clock import CLOCKS, Clock
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,7 @@ def tune(
     keep: int = 3,
     seed: int = 0,
     report: Report | None = None,
+    clock: Clock | None = None,
 ) -> Choice:
     """Searches the method's grid, and amounts of input dropout.
 
@@ -122,6 +123,7 @@ def tune(
         keep: one in so many trials goes on to the next rung.
         seed: of batches, held-out rows and the methods' random draws.
         report: see `Report`.
+        clock: in place of the one that the budget names.
 
     Raises:
         ValueError: if there is nothing to choose between, or an argument is out of range.
@@ -138,7 +140,8 @@ def tune(
         )
     rows = _split(count_rows(build(combinations[0][1]).inputs), held_out, seed)
     given = {**(fixed or {}), **({"seed": seed} if "seed" in spec.defaults else {})}
-    runs = [_Run(spec, build, rows, {**given, **settings}, settings, p, seed) for settings, p in combinations]
+    now = clock or CLOCKS[budget.clock]
+    runs = [_Run(spec, build, rows, {**given, **settings}, settings, p, seed, now) for settings, p in combinations]
     survivors = _halve(runs, budget, keep, report)
     best = min(survivors, key=lambda run: run.score)
     if not math.isfinite(best.score):
@@ -213,6 +216,7 @@ class _Run:
     settings: Mapping[str, Any]
     input_dropout: float | None
     seed: int
+    clock: Clock
     scores: list[float | None] = field(default_factory=list)
     score: float = math.inf
     metric: str = ""
@@ -231,14 +235,14 @@ class _Run:
             self._begin()
         assert self._subject is not None
         assert self._steps is not None
-        seconds, iterations, now = 0.0, 0, CLOCKS[share.clock]
+        seconds, iterations = 0.0, 0
         while not self.diverged and share.covers(seconds, iterations):
-            started = now()
+            started = self.clock()
             try:
                 self.diverged = not math.isfinite(next(self._steps))
             except NonFiniteError:
                 self.diverged = True
-            seconds, iterations = seconds + now() - started, iterations + 1
+            seconds, iterations = seconds + self.clock() - started, iterations + 1
         self.seconds, self.iterations = self.seconds + seconds, self.iterations + iterations
         self.score = math.inf if self.diverged else self._evaluate(self._subject, self._method)
         self.scores.append(self.score if math.isfinite(self.score) else None)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import http.client
-import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+
+from shf.lab.clock import Clock, wall
 
 from .errors import SourceError
 from .files import SLACK, DataFile
@@ -32,9 +33,9 @@ class HomePage:
             yield file, download(file.home, file.size + SLACK)
 
 
-def download(url: str, limit: int, *, seconds: float = TOTAL_SECONDS) -> bytes:
+def download(url: str, limit: int, *, seconds: float = TOTAL_SECONDS, clock: Clock = wall) -> bytes:
     """At most ``limit`` bytes from an http(s) address, within ``seconds``."""
-    deadline = time.monotonic() + seconds
+    deadline = clock() + seconds
     request = urllib.request.Request(url, headers={"User-Agent": "shf"})
     content = bytearray()
     try:
@@ -43,7 +44,7 @@ def download(url: str, limit: int, *, seconds: float = TOTAL_SECONDS) -> bytes:
                 content += chunk
                 if len(content) > limit:
                     raise SourceError(f"{url}: more than the {limit} bytes expected")
-                if time.monotonic() > deadline:
+                if clock() > deadline:
                     raise SourceError(f"{url}: not finished within {seconds:.0f} s")
     except (OSError, http.client.HTTPException) as fault:  # URLError and TimeoutError are OSErrors
         raise SourceError(f"{url}: {fault}") from fault
