@@ -10,19 +10,23 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+from helpers import ticking
 from shf.lab import bench, commands
 from shf.lab.bench import CASES, anatomy, judge, measure_cases, memory, peers, report, run, select, speed
 from shf.lab.bench.cases import FEED_FORWARD, MNIST, OTHER, REUTERS, USPS
 from shf.lab.bench.floor import Floor
 from shf.lab.bench.measure import QUICK, Pace, Timing, interleaved
 from shf.lab.bench.targets import SPARSE
+from shf.lab.clock import CLOCKS
 from shf.lab.experiments import ExperimentError
 
 
 @pytest.fixture(scope="module")
 def results():
     in_this_process = [case for case in CASES if not case.startswith(("memory/", "sparse/"))]
-    return measure_cases(in_this_process, quick=True, progress=lambda name: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(CLOCKS, "wall", ticking())
+        return measure_cases(in_this_process, quick=True, progress=lambda name: None)
 
 
 def numbers(tree):
@@ -166,7 +170,7 @@ def test_exponents_are_found():
 def test_absent_peers_are_skipped_visibly(monkeypatch):
     absent = replace(peers.PEERS["soap"], package="no-such-package")
     monkeypatch.setitem(peers.PEERS, "soap", absent)
-    found = peers.seconds_per_epoch(["soap", "adam"], QUICK)
+    found = peers.seconds_per_epoch(["soap", "adam"], replace(QUICK, clock=ticking()))
     assert "no-such-package is not installed" in found["soap"]["skipped"]
     assert found["adam"]["seconds_per_epoch"] > 0
     assert any("not installed" in cell for row in report._peers(found) for cell in row)

@@ -84,7 +84,7 @@ def test_version_and_help() -> None:
 
 
 def test_the_module_is_the_command() -> None:
-    found = subprocess.run([sys.executable, "-m", "shf", "--version"], capture_output=True, text=True, timeout=120)
+    found = subprocess.run([sys.executable, "-m", "shf", "--version"], capture_output=True, text=True, timeout=1200)
     assert (found.returncode, found.stdout) == (0, f"shf {shf.__version__}\n")
 
 
@@ -114,7 +114,7 @@ def test_the_list_keeps_the_sizes_of_a_network_in_one_piece(monkeypatch: pytest.
 
 def test_data_are_listed() -> None:
     rows = json.loads(shf_command("data", "--json").output)
-    assert {"mnist", "usps", "reuters", "curves"} == {row["name"] for row in rows}
+    assert {"mnist", "usps", "reuters", "curves", "terrain"} == {row["name"] for row in rows}
     result = shf_command("data")
     assert result.exit_code == 0
     assert "curves" in result.output
@@ -233,7 +233,7 @@ def test_completion_knows_the_names() -> None:
         **os.environ,
         "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1",
     }  # there may be no shell above this process
-    found = subprocess.run(command, capture_output=True, text=True, timeout=120, env=told)
+    found = subprocess.run(command, capture_output=True, text=True, timeout=1200, env=told)
     assert found.returncode == 0
     assert "complete" in found.stdout
 
@@ -426,7 +426,7 @@ def test_a_search_that_is_interrupted_says_so(monkeypatch: pytest.MonkeyPatch, t
 
 def test_a_reader_who_has_enough_ends_the_command_quietly() -> None:
     script = f"{sys.executable} -m shf list --json | head -c 1"
-    found = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120)
+    found = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=1200)
     assert (found.stdout, found.stderr) == ("[", "")
 
 
@@ -493,7 +493,7 @@ def process(*words: str | Path) -> subprocess.Popen[str]:
 
 
 def wait_for_rows(directory: Path, epoch: int) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 1200
     while time.monotonic() < deadline:
         path = directory / "metrics.jsonl"
         if path.exists() and f'"row":"epoch","epoch":{epoch}' in path.read_text():
@@ -519,7 +519,7 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, name: str) -> None
     with process(*words) as running:
         wait_for_rows(tmp_path / "a", 3)
         os.kill(running.pid, number)
-        _, errors = running.communicate(timeout=120)
+        _, errors = running.communicate(timeout=1200)
     assert running.returncode == 1
     assert f"shf resume {tmp_path / 'a'}" in errors
     reached = read_run(tmp_path / "a").run["summary"]["epochs"]
@@ -647,7 +647,7 @@ def test_a_run_whose_progress_cannot_be_written_ends_with_0(tmp_path: Path, shel
     words = ("run", "tiny", "--epochs", "1", "--threads", "1", "--out", str(tmp_path / "a"))
     command = shlex.join([sys.executable, "-c", TINY_MAIN, str(Path(__file__).parent), *words])
     script = f"set -o pipefail; {shell.format(command)}"
-    found = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120)
+    found = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=1200)
     assert read_run(tmp_path / "a").run["status"] == "finished"
     assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
 

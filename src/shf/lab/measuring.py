@@ -1,4 +1,4 @@
-"""Measure this machine: what the experiments' first iterations take (for ``shf list``), and how many threads help."""
+"""Measure this machine: what the experiments' first iterations take, for ``shf list``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from pathlib import Path
 import torch
 
 from shf.lab import timings
-from shf.lab.clock import Clock, wall
 from shf.lab.configure import Request, configure
 from shf.lab.data import DataError
-from shf.lab.experiments import EXPERIMENTS, Experiment
-from shf.lab.problem import build_loss, build_model
+from shf.lab.experiments import EXPERIMENTS
 from shf.lab.runner import new_training
 from shf.lab.words import duration
 
@@ -28,29 +26,6 @@ def seconds_per_epoch(experiment: str, data_dir: Path | None = None) -> float:
         for _ in range(_ITERATIONS - 1):
             training.iterate()
     return (training.position.elapsed - warm) / (_ITERATIONS - 1) * training.iterations_per_epoch
-
-
-def fastest_threads(experiment: Experiment, seconds: float = 0.4, clock: Clock = wall) -> int:
-    """One thread or torch's own number, whichever takes gradients of the network faster here and now.
-
-    On a machine that others use too, threads that wait for each other can be many times slower than one alone.
-    """
-    threads = torch.get_num_threads()
-    model, loss = build_model(experiment), build_loss(experiment)
-    inputs = torch.rand(200, experiment.sizes[0], generator=torch.Generator().manual_seed(0))
-
-    def gradients_per_second(number: int) -> float:
-        torch.set_num_threads(number)
-        count, started = 0, clock()
-        while (elapsed := clock() - started) < seconds or count < 3:
-            loss(model(inputs), inputs).backward()
-            count += 1
-        return count / elapsed
-
-    try:
-        return max((1, threads), key=gradients_per_second)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def measure_all(data_dir: Path | None = None) -> Iterator[tuple[str, str]]:

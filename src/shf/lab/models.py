@@ -18,6 +18,7 @@ __all__ = [
     "autoencoder",
     "classifier",
     "incoming_weights",
+    "regressor",
     "weight_layers",
 ]
 
@@ -100,6 +101,17 @@ def autoencoder(encoder_sizes: Sequence[int]) -> Autoencoder:
         if k not in (code, last):
             layers[f"logistic{k}"] = nn.Sigmoid()
     return Autoencoder(layers)
+
+
+def regressor(sizes: Sequence[int]) -> nn.Sequential:
+    """A network of tanh units of the given layer sizes, with linear outputs."""
+    _check_sizes("regressor", sizes)
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for k, (n_in, n_out) in enumerate(pairwise(sizes), start=1):
+        layers[f"linear{k}"] = nn.Linear(n_in, n_out)
+        if k < len(sizes) - 1:
+            layers[f"tanh{k}"] = nn.Tanh()
+    return nn.Sequential(layers)
 
 
 def weight_layers(model: nn.Module) -> Iterator[WeightLayer]:

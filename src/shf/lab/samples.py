@@ -1,7 +1,8 @@
 """The few images a run leaves for its report, as a small ``.npz``: arrays of numbers only, never pickles.
 
 An autoencoder leaves ``originals`` and ``reconstructions``, a classifier of images ``images``, ``labels`` and
-``predictions`` of test cases it gets wrong. Images are uint8, (n, height, width), 0 black.
+``predictions`` of test cases it gets wrong, a regression over a map ``maps``: the map and what was learned of it.
+Images are uint8, (n, height, width), 0 black.
 """
 
 from __future__ import annotations

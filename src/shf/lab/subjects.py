@@ -58,7 +58,7 @@ def _builder(
     name = _score_name(experiment)
 
     def score(model: nn.Module, inputs: Any, targets: Any) -> float:
-        return evaluate(model, loss, experiment.task, inputs, targets)[name]
+        return evaluate(model, loss, experiment.task, inputs, targets, unit=data.unit)[name]
 
     def build(input_dropout: float | None) -> Subject:
         chosen = experiment if input_dropout is None else experiment.with_options({"input_dropout": input_dropout})

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from . import curves, mnist, reuters, usps
+from . import curves, mnist, reuters, terrain, usps
 from .catalogue import MNIST, REUTERS, USPS, Collection, Progress, collection_name
 from .errors import DataError, MissingDataError
 from .fetching import find, locate, quiet
@@ -26,7 +26,9 @@ VARIANCE_FLOOR = 0.01
 class Dataset:
     """Training and test cases, one per row.
 
-    Inputs are float32 (Reuters: sparse CSR); targets are int64 classes, or for autoencoders the inputs themselves.
+    Inputs are float32 (Reuters: sparse CSR); targets are int64 classes, or for autoencoders the inputs themselves, or
+    for a regression numbers with mean 0 and variance 1, of which 1 is worth `unit`; `whole` is all of a map that they
+    are points of.
     """
 
     name: str
@@ -38,6 +40,8 @@ class Dataset:
     classes: int | None
     checksums: Mapping[str, str]  # file -> sha256 of its content; the same wherever the file came from
     note: str
+    unit: float = 1.0
+    whole: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ def load(
     download: bool = True,
     progress: Progress = quiet,
 ) -> Dataset:
-    """A data set by name: mnist, usps, reuters, curves or mnist-autoencoder.
+    """A data set by name: mnist, usps, reuters, curves, terrain or mnist-autoencoder.
 
     Args:
         name: of the data set.
@@ -162,12 +166,29 @@ def _load_reuters(request: Request) -> Dataset:
     )
 
 
+def _load_terrain(request: Request) -> Dataset:
+    _refuse_standardise(request)
+    whole = terrain.elevations()
+    where = torch.from_numpy(terrain.places(whole.shape))
+    seen, unseen = map(torch.from_numpy, terrain.split(whole.size, request.train, request.test))
+    heights = torch.from_numpy(whole)
+    known = heights.reshape(-1)[seen]
+    unit = known.std().item()
+    heights = (heights - known.mean()) / unit
+    targets = heights.reshape(-1, 1)
+    parts = (where[seen], targets[seen], where[unseen], targets[unseen])
+    note = "elevations around the Jacksboro fault (SRTM, 90 m apart); training and test points drawn at random"
+    checksums = {terrain.NAME: terrain.SHA256}
+    return Dataset(request.name, *parts, None, None, checksums, note, unit, heights)
+
+
 _LOADERS: dict[str, Callable[[Request], Dataset]] = {
     "mnist": _load_mnist,
     "mnist-autoencoder": _load_mnist_autoencoder,
     "usps": _load_usps,
     "reuters": _load_reuters,
     "curves": _load_curves,
+    "terrain": _load_terrain,
 }
 
 
