@@ -77,7 +77,7 @@ class Shape:
         return 2 + self.products + self.products + self.evaluations + 1 if self.split else 0
 
     def _numbers(self) -> int:
-        """Messages of a few numbers: the meeting, the objective, evaluations; split, also inner products."""
+        """Messages of a few numbers: the agreement, the objective, evaluations; split, also inner products."""
         return 2 + self.evaluations + (2 * self.iterations + 7 if self.split else 0)
 
 

@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT / "examples"))  # a convolutional and a recurrent ne
 import cnn  # noqa: E402
 import longterm  # noqa: E402
 import shf  # noqa: E402
-from shf.batching import count_rows, select_rows  # noqa: E402
+from shf.data.batches import count_rows, select_rows  # noqa: E402
 from shf.lab.baselines.registry import find  # noqa: E402
 from shf.lab.contest import Method, Row, Step, Task, contest, in_epochs, parser, read_contest  # noqa: E402
 from shf.lab.data import load  # noqa: E402
@@ -39,7 +39,7 @@ from shf.lab.experiments import find as find_experiment  # noqa: E402
 from shf.lab.pages import fill, spread, table  # noqa: E402
 from shf.lab.problem import build_loss, build_model, load_data  # noqa: E402
 from shf.lab.records import RunRecord  # noqa: E402
-from shf.network import call_model  # noqa: E402
+from shf.model.network import call_model  # noqa: E402
 
 RECORDS, PAGE = ROOT / "results" / "fast", ROOT / "docs" / "fast.md"
 MEASURED = 3000

@@ -115,8 +115,8 @@ def message_case(rank: int, size: int) -> list[dict[str, float]]:
         vector, part = torch.ones(length), torch.ones(length // size)
         calls = {
             "all-reduce": lambda vector=vector: dist.all_reduce(vector),
-            "reduce-scatter": lambda vector=vector, part=part: shf.processes.distributed._reduce_scatter(part, vector),
-            "all-gather": lambda vector=vector, part=part: shf.processes.distributed._all_gather(vector, part),
+            "reduce-scatter": lambda vector=vector, part=part: shf.distributed.channel._reduce_scatter(part, vector),
+            "all-gather": lambda vector=vector, part=part: shf.distributed.channel._all_gather(vector, part),
         }
         for kind, call in calls.items():
             seconds = []

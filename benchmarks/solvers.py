@@ -19,20 +19,20 @@ import torch
 from scipy.sparse.linalg import LinearOperator, lsmr
 from torch import Tensor, nn
 
-from shf.batching import Batch
-from shf.cg import conjugate_gradient, keep_last
-from shf.damping import adapt_damping, reduction_ratio
-from shf.jacobian import Jacobian
+from shf.damping.levenberg import adapt_damping, reduction_ratio
+from shf.data.batches import Batch
+from shf.data.draws import Draws
 from shf.lab.contest import Method, Row, Step, Task, contest, parser, read_contest
 from shf.lab.evaluation import evaluate
 from shf.lab.experiments import find
 from shf.lab.pages import fill, spread, table
 from shf.lab.plots import Chart, Series, draw
 from shf.lab.problem import build_loss, build_model, load_data
+from shf.linear.cg import conjugate_gradient, keep_last
 from shf.losses import Loss
-from shf.network import Network
-from shf.randomness import Draws
-from shf.search import line_search
+from shf.model.jacobian import Jacobian
+from shf.model.network import Network
+from shf.selection import line_search
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS, PAGE, FIGURE = (

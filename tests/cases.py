@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from torch.utils.checkpoint import checkpoint
 
 import shf
-from shf.batching import Count, Select, count_rows, select_rows
+from shf.data.batches import Count, Select, count_rows, select_rows
 from shf.lab.trees import Tree, TreeLSTM, select_trees
 
 ROWS = 6

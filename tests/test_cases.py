@@ -13,15 +13,15 @@ from torch import Tensor
 
 import shf
 from cases import CASES, ROWS, Case
-from shf.batching import Batch
-from shf.inspection.layout import find_layout
+from shf.data.batches import Batch
+from shf.data.draws import Draws, mix, preserved_global_state
+from shf.data.tree import leaves, map_leaves
 from shf.losses import Loss, Reduction
-from shf.network import Network
-from shf.objective import Objective, Settings
-from shf.preconditioner import Preconditioner
-from shf.randomness import Draws, mix, preserved_global_state
-from shf.surroundings import twice_differentiable_kernels
-from shf.tree import leaves, map_leaves
+from shf.model.network import Network
+from shf.preconditioners.diagonal import Preconditioner
+from shf.probing.layout import find_layout
+from shf.problems.objective import Objective, Settings
+from shf.runtime.context import twice_differentiable_kernels
 
 SUBSET = torch.tensor([4, 5, 0])
 SEED = 7
@@ -185,13 +185,13 @@ def test_value_elsewhere(reference):
 
 def test_layer_formulas_are_used_where_declared(reference, monkeypatch):
     called = []
-    original = shf.percase._case_by_case
+    original = shf.model.percase._case_by_case
 
     def watched(*args, **kwargs):
         called.append(True)
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(shf.percase, "_case_by_case", watched)
+    monkeypatch.setattr(shf.model.percase, "_case_by_case", watched)
     reference.objective().data_terms()
     assert bool(called) != reference.case.layers
 

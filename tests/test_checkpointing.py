@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import shf
 from helpers import CLASSES, FEATURES, identical, labelled, snapshot, theta
-from shf.objective import Objective
+from shf.problems.objective import Objective
 
 CE = nn.CrossEntropyLoss()
 

@@ -12,7 +12,7 @@ import torch
 import architectures_table
 import shf
 from shf import cg, curvature, losses, optimizer, steady
-from shf.beyond import growing
+from shf.data import growing as growing
 
 ROOT = Path(__file__).parent.parent
 ROOMS = [path.parent.name for path in (ROOT / "src" / "shf").glob("*/__init__.py") if path.parent.name != "lab"]

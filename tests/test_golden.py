@@ -17,17 +17,17 @@ from torch import nn
 
 import shf
 from helpers import assert_close
-from shf.batching import Batch, curvature_rows
-from shf.cg import conjugate_gradient
-from shf.damping import adapt_damping, reduction_ratio
-from shf.decay import Decay
-from shf.inspection.layout import find_layout
+from shf.damping.levenberg import adapt_damping, reduction_ratio
+from shf.data.batches import Batch, curvature_rows
+from shf.linear.cg import conjugate_gradient
 from shf.losses import Loss
 from shf.maxnorm import clip_norms_
-from shf.network import Network
-from shf.objective import Objective, Settings
-from shf.preconditioner import Preconditioner, inverse_diagonal_
-from shf.search import backtrack, line_search
+from shf.model.network import Network
+from shf.preconditioners.diagonal import Preconditioner, inverse_diagonal_
+from shf.probing.layout import find_layout
+from shf.problems.decay import Decay
+from shf.problems.objective import Objective, Settings
+from shf.selection import backtrack, line_search
 
 FOLDER = Path(__file__).parent / "golden"
 

@@ -8,8 +8,8 @@ from torch import nn
 
 import shf
 from helpers import assert_close
-from shf.flat import Shapes
 from shf.lab.sparse import SparseLinear
+from shf.linear.flat import Shapes
 from shf.maxnorm import clip_norms_, input_major_groups
 
 SHAPES = [(3, 4), (3,), (2, 3, 2, 2), (), (5, 1)]

@@ -12,7 +12,7 @@ from torch import nn
 
 import shf
 from helpers import labelled, mlp, normalised
-from shf.tree import leaves
+from shf.data.tree import leaves
 
 CE = nn.CrossEntropyLoss()
 

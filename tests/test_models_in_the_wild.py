@@ -19,11 +19,11 @@ from torch.utils.data import (
 
 import shf
 from helpers import FEATURES, assert_close, identical, labelled, mlp, snapshot, theta
-from shf.batching import Batch
-from shf.inspection.layout import find_layout
+from shf.data.batches import Batch
 from shf.losses import Loss
-from shf.network import Network
-from shf.objective import Objective, Settings
+from shf.model.network import Network
+from shf.probing.layout import find_layout
+from shf.problems.objective import Objective, Settings
 
 CE = nn.CrossEntropyLoss()
 

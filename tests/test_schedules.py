@@ -6,7 +6,7 @@ from torch import nn
 
 import shf
 from helpers import identical, labelled, mlp, theta, valued
-from shf.batching import select_rows
+from shf.data.batches import select_rows
 
 
 def optimizer_of(model=None, loss=None, **options):

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from shf.cg import keep_last
-from shf.search import Backtracking, backtrack
+from shf.linear.cg import keep_last
+from shf.selection import Backtracking, backtrack
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any, ClassVar, Self, TypedDict
 
-from shf.damping import DAMPING_MAX, DAMPING_MIN, HELD_OUT_RISE
-from shf.preconditioner import Preconditioner
-from shf.search import Backtracking
+from shf.damping.levenberg import DAMPING_MAX, DAMPING_MIN, HELD_OUT_RISE
+from shf.preconditioners.diagonal import Preconditioner
+from shf.selection import Backtracking
 
 ARGUMENTS = ("weight_decay", "reduction", "forward", "select", "count", "seed", "process_group")
 """What an optimizer takes by name besides its options."""

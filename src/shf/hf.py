@@ -8,25 +8,25 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import RandomSampler
 
-from shf.batching import Batch
-from shf.beyond.extras import Extras
-from shf.cg import geometric, relative_progress
+from shf.algorithm import Curvature, Expansion, Solver, StepInfo
 from shf.config import HFConfig
-from shf.faults.exhaustion import Demand, explained_exhaustion
-from shf.inspection.layout import Layout
-from shf.inspection.unsupported import refuse_unsupported
+from shf.data.batches import Batch
+from shf.data.draws import mix
+from shf.data.tree import leaves, parts
+from shf.distributed.agreement import checksum
+from shf.distributed.collective import Collective, Share
+from shf.distributed.contribution import Contribution
+from shf.extras import Extras
+from shf.linear.cg import geometric, relative_progress
 from shf.losses import Reduction
-from shf.network import Network
-from shf.objective import Objective
+from shf.model.network import Network
 from shf.optimizer import SHF
-from shf.points import Points
-from shf.processes.agreement import checksum
-from shf.processes.participation import Participation
-from shf.processes.ranks import Ranks, Share
-from shf.randomness import mix
-from shf.step import Curvature, Expansion, Solver, StepInfo
-from shf.terms import Terms, expand_terms, no_terms, sum_terms
-from shf.tree import leaves, parts
+from shf.probing.layout import Layout
+from shf.probing.unsupported import refuse_unsupported
+from shf.problems.objective import Objective
+from shf.problems.points import Points
+from shf.problems.terms import Terms, expand_terms, no_terms, sum_terms
+from shf.runtime.memory import Demand, explained_exhaustion
 
 
 class HF(SHF):
@@ -53,11 +53,11 @@ class HF(SHF):
             curvature: the curvature batch, (inputs, targets); with several processes, each gives its share of it.
         """
         ranks = self._connection.ranks()
-        with self._surroundings(self._device), ranks.step(), explained_exhaustion(self.config.microbatch) as demand:
-            own, meeting = ranks.meet(lambda: self._prepare_data(batches, curvature, ranks, demand))
-            (batch, layout), seed = own.data, self._adopt(meeting.seed)
+        with self._context(self._device), ranks.step(), explained_exhaustion(self.config.microbatch) as demand:
+            own, agreement = ranks.agree(lambda: self._prepare_data(batches, curvature, ranks, demand))
+            (batch, layout), seed = own.data, self._adopt(agreement.seed)
             demand.separable = layout.separable
-            problem = _BatchProblem(self, own.network, batches, batch, layout, meeting.shares, seed, ranks)
+            problem = _BatchProblem(self, own.network, batches, batch, layout, agreement.shares, seed, ranks)
             solver = Solver(geometric(self.config.iterate_spacing), relative_progress(self.config.progress_tolerance))
             plain = Extras(own.network, self.state, self.damping, self._scalars["iteration"])
             return self._iterate(problem, own.network, ranks, batch, solver, plain)
@@ -72,8 +72,8 @@ class HF(SHF):
         super().load_state_dict(state_dict)
 
     def _prepare_data(
-        self, batches: Iterable[Any], curvature: tuple[Any, Any], ranks: Ranks, demand: Demand
-    ) -> Participation:
+        self, batches: Iterable[Any], curvature: tuple[Any, Any], ranks: Collective, demand: Demand
+    ) -> Contribution:
         if iter(batches) is batches:
             raise TypeError(
                 f"batches is a one-time iterator ({type(batches).__name__}): expected something that can be iterated "
@@ -98,7 +98,7 @@ class HF(SHF):
         batch = Batch.of(*_pair(curvature), self._select, self._count, may_be_empty=ranks.several)
         demand.rows = max([batch.rows, *sizes])
         layout = self._find_layout(network, batch)
-        return self._participation(network, [sum(sizes), len(sizes), batch.rows], (batch, layout))
+        return self._contribution(network, [sum(sizes), len(sizes), batch.rows], (batch, layout))
 
 
 def _checksums(batch: Any) -> list[int]:
@@ -128,7 +128,7 @@ class _BatchProblem:
         layout: Layout,
         shares: Sequence[Share],
         seed: int,
-        ranks: Ranks,
+        ranks: Collective,
     ) -> None:
         self.buffers: dict[str, Tensor] = {}
         self._optimizer = optimizer

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shf.tree import map_leaves
+from shf.data.tree import map_leaves
 
 Cotangents = Sequence[Tensor]
 """One tensor per output that carries a gradient, of that output's shape."""

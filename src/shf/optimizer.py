@@ -12,36 +12,36 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from shf.batching import Batch, Count, Select, count_rows, curvature_rows, explained_pair, select_rows
-from shf.beyond.autodamping import mean_eigenvalue
-from shf.beyond.averaging import swapped
-from shf.beyond.extras import Extras, forget_switched_off, is_unsettled, make_extras, make_solver
-from shf.beyond.factored import FactorMemory
+from shf.algorithm import Problem, Solver, State, StepInfo, shf_step
+from shf.averaging import swapped
 from shf.config import Config, Options
-from shf.decay import Decay
-from shf.faults.diagnosis import diagnose
-from shf.faults.exhaustion import explained_exhaustion
-from shf.faults.interruption import no_interrupts
-from shf.faults.nonfinite import NonFiniteError
+from shf.damping.initial import mean_eigenvalue
+from shf.data.batches import Batch, Count, Select, count_rows, curvature_rows, explained_pair, select_rows
+from shf.data.draws import mix
+from shf.distributed.collective import Collective
+from shf.distributed.contribution import Contribution
+from shf.distributed.replicated import Communication, Connection
+from shf.errors import NonFiniteError
+from shf.extras import Extras, forget_switched_off, is_unsettled, make_extras, make_solver
 from shf.groups import Group, Parameters, check_decay, decay_weights, make_groups, members, refuse_settings, trainable
-from shf.inspection.derivatives import refuse_single_derivatives_on
-from shf.inspection.layout import NO_ROWS, Layout, LayoutMemory, few_rows
-from shf.inspection.lossprobe import refuse_contradictions
-from shf.inspection.unsupported import refuse_unsupported
-from shf.lastsolution import LastSolution
+from shf.linear.lastsolution import LastSolution
 from shf.losses import Loss, Reduction
 from shf.maxnorm import clip_norms_, input_major_groups
-from shf.network import Forward, Network, call_model, unwrap
-from shf.objective import Objective, Settings
-from shf.preconditioner import Preconditioner
-from shf.processes.participation import Participation
-from shf.processes.ranks import Ranks
-from shf.processes.together import Communication, Connection
-from shf.randomness import mix
-from shf.remembered import refuse_other_shapes
+from shf.model.network import Forward, Network, call_model, unwrap
+from shf.preconditioners.diagonal import Preconditioner
+from shf.preconditioners.kronecker import FactorMemory
+from shf.probing.derivatives import refuse_single_derivatives_on
+from shf.probing.layout import NO_ROWS, Layout, LayoutMemory, few_rows
+from shf.probing.losses import refuse_contradictions
+from shf.probing.unsupported import refuse_unsupported
+from shf.problems.decay import Decay
+from shf.problems.objective import Objective, Settings
+from shf.runtime.context import StepContext, warn
+from shf.runtime.diagnosis import diagnose
+from shf.runtime.interrupts import no_interrupts
+from shf.runtime.memory import explained_exhaustion
 from shf.schedules import at_next_epoch, first_scalars
-from shf.step import Problem, Solver, State, StepInfo, shf_step
-from shf.surroundings import Surroundings, warn
+from shf.state import refuse_other_shapes
 
 
 class _Problem(Problem, Protocol):
@@ -129,7 +129,7 @@ class SHF(Optimizer):
         self._connection = Connection(process_group, _communication(self.config))
         self._last_solution = LastSolution()
         self._factors = FactorMemory()
-        self._surroundings = Surroundings(self.model)
+        self._context = StepContext(self.model)
         super().__init__(make_groups(self.model, params, weight_decay), {"weight_decay": weight_decay})
         seed = int(torch.randint(2**62, ()).item() if seed is None else seed)
         self.param_groups[0]["shf"] = first_scalars(self.config, seed)
@@ -180,12 +180,12 @@ class SHF(Optimizer):
             comes while they are written waits until they are.
         """
         ranks, config = self._connection.ranks(), self.config
-        with self._surroundings(self._device), ranks.step(), explained_exhaustion(config.microbatch) as demand:
-            own, meeting = ranks.meet(lambda: self._prepare(inputs, targets, ranks))
-            (share,), (batch, layout) = meeting.shares, own.data
+        with self._context(self._device), ranks.step(), explained_exhaustion(config.microbatch) as demand:
+            own, agreement = ranks.agree(lambda: self._prepare(inputs, targets, ranks))
+            (share,), (batch, layout) = agreement.shares, own.data
             demand.rows, demand.separable = batch.rows, layout.separable
             strided = config.curvature_rows == "strided"
-            seed = self._adopt(meeting.seed)
+            seed = self._adopt(agreement.seed)
             make = partial(
                 Objective,
                 own.network,
@@ -309,7 +309,7 @@ class SHF(Optimizer):
         device: torch.device = next(p.device for group in self.param_groups for p in group["params"])
         return device
 
-    def _prepare(self, inputs: Any, targets: Any, ranks: Ranks) -> Participation:
+    def _prepare(self, inputs: Any, targets: Any, ranks: Collective) -> Contribution:
         """What can be found wrong before anything is computed, and this process's part of the batch."""
         if callable(inputs) and targets is None and self._count is count_rows:
             raise TypeError("step takes (inputs, targets), not a closure: it evaluates model and loss by itself")
@@ -320,7 +320,7 @@ class SHF(Optimizer):
         refuse_unsupported(network, ranks)
         with explained_pair(inputs, targets):
             layout = self._find_layout(network, batch)
-        return self._participation(network, [batch.rows], (batch, layout))
+        return self._contribution(network, [batch.rows], (batch, layout))
 
     def _find_layout(self, network: Network, batch: Batch) -> Layout:
         """What model and loss do with rows; the loss and the model's second derivatives are looked at until it is clear."""
@@ -334,7 +334,7 @@ class SHF(Optimizer):
             self._probed = clear
         return layout
 
-    def _participation(self, network: Network, counts: Sequence[int], data: Any) -> Participation:
+    def _contribution(self, network: Network, counts: Sequence[int], data: Any) -> Contribution:
         """This process's part in a step, with all that the other processes must have in common with it."""
         scalars, names = self._scalars, {id(p): name for name, p in self.model.named_parameters()}
         decay = {names[id(p)]: group["weight_decay"] for group in self.param_groups for p in group["params"]}
@@ -346,7 +346,7 @@ class SHF(Optimizer):
             "weight_decay": decay,
             "has a last CG solution": self._last_solution.there(self.state),
         }
-        return Participation(network, counts, scalars["seed"], settings, self.state, data)
+        return Contribution(network, counts, scalars["seed"], settings, self.state, data)
 
     def _adopt(self, seed: int) -> int:
         """Takes over the processes' common seed; returns this iteration's."""
@@ -375,7 +375,7 @@ class SHF(Optimizer):
         self,
         problem: _Problem,
         network: Network,
-        ranks: Ranks,
+        ranks: Collective,
         batch: Batch,
         solver: Solver,
         extras: Extras,

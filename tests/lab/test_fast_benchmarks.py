@@ -13,15 +13,15 @@ import fast
 import notuning
 import shf
 import solvers
-from shf.batching import Batch
-from shf.jacobian import Jacobian
+from shf.data.batches import Batch
+from shf.data.draws import Draws
 from shf.lab import contest, experiments
 from shf.lab.configure import configure
 from shf.lab.records import RunRecord, read_run
 from shf.lab.rerun.entries import Run, Tuning
 from shf.lab.rerun.queue import work
-from shf.network import Network
-from shf.randomness import Draws
+from shf.model.jacobian import Jacobian
+from shf.model.network import Network
 
 
 def test_every_run_of_the_queue_can_be_made_and_has_its_search_before_it(tmp_path):

@@ -582,7 +582,7 @@ def test_killed_at_random_moments_it_ends_the_same(tmp_path: Path, kills: int, r
 def test_progress_is_right_where_batches_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails where all iterations are divided by those of the present epoch, which are fewer than they were."""
     monkeypatch.setattr(
-        "shf.beyond.growing.BatchSize.hear", lambda self, *_: dataclasses.replace(self, size=min(2 * self.size, 24))
+        "shf.data.growing.BatchSize.hear", lambda self, *_: dataclasses.replace(self, size=min(2 * self.size, 24))
     )
     fractions: list[float] = []
 

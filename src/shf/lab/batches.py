@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shf.batching import select_rows
+from shf.data.batches import select_rows
 
 # Keeps the order of the batches apart from the other things a seed decides (initial weights, dropout masks).
 _STREAM = 0x5EED_0001

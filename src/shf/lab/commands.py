@@ -54,12 +54,12 @@ class Commands(TyperGroup):
 def exit_code(error: Exception) -> int | None:
     """2 for what the user asked for wrongly, 1 for what went wrong, None for an error of ours: that one gets a traceback."""
     from shf import StepMemoryError
+    from shf.errors import RankError
     from shf.lab.checkpoint import CheckpointError, CheckpointMismatchError, CheckpointVersionError
     from shf.lab.choices import ChoicesError
     from shf.lab.data import DataError, NoSuchDataError
     from shf.lab.lock import RunLockedError
     from shf.lab.records import RecordError
-    from shf.processes.ranks import RankError
 
     wrong = (ExperimentError, CheckpointVersionError, CheckpointMismatchError, NoSuchDataError)
     of_the_laboratory = (RecordError, CheckpointError, DataError, ChoicesError, RunLockedError)

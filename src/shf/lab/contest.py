@@ -21,7 +21,7 @@ import shf
 from shf.lab import machine
 from shf.lab.clock import CLOCKS, Clock
 from shf.lab.records import METRICS_FILE, RUN_FILE, MetricsFile, RunRecord, read_run, write_run
-from shf.network import call_model
+from shf.model.network import call_model
 
 Step = Callable[[Any, Any], object]
 """One update from a batch of inputs and targets. Where it has an attribute `averaged`, a context, the network is measured

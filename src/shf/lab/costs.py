@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shf.beyond.worth import EVALUATION, PRODUCT
+from shf.linear.stopping import EVALUATION, PRODUCT
 
 
 def gradient_equivalents(report: Mapping[str, float]) -> float:

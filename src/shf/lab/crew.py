@@ -15,17 +15,17 @@ from typing import Any
 
 import torch
 
-from shf.batching import count_rows, select_rows
+from shf.algorithm import StepInfo
+from shf.data.batches import count_rows, select_rows
+from shf.distributed import channel as distributed
+from shf.distributed.channel import Channel
+from shf.errors import RankError
 from shf.lab.baselines.registry import METHODS
 from shf.lab.experiments import ExperimentError
 from shf.lab.problem import build_loss, build_model
 from shf.lab.runconfig import RunConfig
 from shf.lab.training import Training
 from shf.optimizer import SHF
-from shf.processes import distributed
-from shf.processes.distributed import Channel
-from shf.processes.ranks import RankError
-from shf.step import StepInfo
 
 
 class Crew:

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from shf.batching import select_rows
+from shf.data.batches import select_rows
 from shf.lab.data import Dataset, terrain
 from shf.lab.experiments import Task
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shf.batching import select_rows
+from shf.data.batches import select_rows
 from shf.lab.baselines.protocol import Method
 from shf.lab.batches import Batches, batch_rows
 from shf.lab.checkpoint import CheckpointMismatchError

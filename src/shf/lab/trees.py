@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from shf.batching import select_rows
+from shf.data.batches import select_rows
 
 
 @dataclass(frozen=True, eq=False)

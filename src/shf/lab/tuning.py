@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from shf import NonFiniteError
-from shf.batching import count_rows, select_rows
+from shf.data.batches import count_rows, select_rows
 from shf.lab.baselines.protocol import Loss, Method, MethodSpec
 from shf.lab.batches import Batches, batch_rows
 from shf.lab.choices import (

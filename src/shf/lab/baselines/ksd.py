@@ -19,17 +19,17 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import shf
-from shf.batching import Batch
-from shf.cg import LinearMap
-from shf.inspection.layout import find_layout
+from shf.data.batches import Batch
+from shf.data.draws import mix, preserved_global_state
 from shf.lab.baselines.objective import Objective
 from shf.lab.baselines.protocol import COMMON, Loss, MethodSpec, Settings, State, costs, own_settings
+from shf.linear.cg import LinearMap
 from shf.losses import Loss as CoreLoss
-from shf.network import Network
-from shf.objective import Objective as CoreObjective
-from shf.objective import Settings as CoreSettings
-from shf.randomness import mix, preserved_global_state
-from shf.surroundings import twice_differentiable_kernels
+from shf.model.network import Network
+from shf.probing.layout import find_layout
+from shf.problems.objective import Objective as CoreObjective
+from shf.problems.objective import Settings as CoreSettings
+from shf.runtime.context import twice_differentiable_kernels
 
 Vector = npt.NDArray[np.float64]
 

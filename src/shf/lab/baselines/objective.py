@@ -7,9 +7,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from shf.batching import count_rows
+from shf.data.batches import count_rows
 from shf.lab.baselines.protocol import Loss, Settings
-from shf.network import call_model
+from shf.model.network import call_model
 
 
 class Objective:

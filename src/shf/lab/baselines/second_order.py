@@ -10,8 +10,8 @@ from typing import Any
 from torch import nn
 
 import shf
-from shf.batching import count_rows
-from shf.beyond.growing import BatchSize
+from shf.data.batches import count_rows
+from shf.data.growing import BatchSize
 from shf.lab.baselines.protocol import COMMON, Loss, MethodSpec, Settings, State, costs
 
 

@@ -1,1 +1,0 @@
-"""What is beyond the paper, one idea to a module: off by default, described in docs/fast.md."""

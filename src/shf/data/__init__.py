@@ -1,0 +1,1 @@
+"""Rows, batches, frozen draws, nested structures of tensors."""

@@ -1,0 +1,1 @@
+"""Several processes that take a step together."""

@@ -1,0 +1,163 @@
+"""The processes that take a step together, and what they exchange: the protocol, and the case of one process.
+
+Every sum over rows is handed over as a function that computes this process's part of it. What comes back is the sum over
+all processes, bitwise the same on each, so that all decisions made from it are the same too. A function that raises on one
+process raises on all: nobody is left waiting.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from shf.linear.cg import inner_product
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which rows of a whole batch one process holds: `rows` of them from number `first`, of `total`, in rank order."""
+
+    first: int
+    rows: int
+    total: int
+
+    @property
+    def everything(self) -> bool:
+        return self.rows == self.total
+
+    @property
+    def numbers(self) -> Tensor:
+        """Its rows' numbers in the whole batch."""
+        return torch.arange(self.first, self.first + self.rows)
+
+    def within(self, rows: Tensor | None) -> Tensor | None:
+        """Those of the given rows of the whole batch that lie here, numbered from 0 here; None stands for all."""
+        if rows is None:
+            return None
+        own = rows[(rows >= self.first) & (rows < self.first + self.rows)] - self.first
+        return None if len(own) == self.rows else own
+
+
+class Contributor(Protocol):
+    """What one process brings to a step."""
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """Numbers of rows (or of other things) to be laid end to end over the processes; the first is the batch's."""
+
+    @property
+    def seed(self) -> int:
+        """Of the step's random draws; the first process's becomes everyone's."""
+
+    def facts(self) -> Mapping[str, Any]:
+        """What must be the same everywhere: options, shapes, counters. Anything that JSON can say."""
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """What must be bitwise the same everywhere, by name."""
+
+
+P = TypeVar("P", bound=Contributor)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What a process knows of the others before a step: where its share lies, per count, and the common seed."""
+
+    shares: Sequence[Share]
+    seed: int
+
+
+class Collective(Protocol):
+    """The processes of a step."""
+
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one, so that one may hold no rows."""
+
+    def step(self) -> AbstractContextManager[None]:
+        """Surrounds a step: an error that leaves it here is made known to the others."""
+
+    def agree(self, prepare: Callable[[], P]) -> tuple[P, Agreement]:
+        """Begins a step: everyone prepares, and makes sure that all are about to do the same thing."""
+
+    def add(self, numbers: Callable[[], Sequence[float]], count: int) -> list[float]:
+        """Sums of `count` numbers, in float64, in one message."""
+
+    def sum(self, vector: Callable[[], Tensor], like: Tensor) -> Tensor:
+        """The sum of flat vectors like `like`, in one message: this process's part of it, and the caller's to change."""
+
+    def common(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of the first process that holds rows, in one message."""
+
+    def mine(self, number: int) -> bool:
+        """Whether the one of several equal tasks that has this number is this process's to do."""
+
+    # Vectors of θ's size may be split over the processes: each computes with its own part, and inner products are summed.
+
+    @property
+    def split(self) -> bool:
+        """Whether they are."""
+
+    def part(self, size: int) -> range:
+        """Which entries of a vector this process holds."""
+
+    def own(self, vector: Tensor) -> Tensor:
+        """This process's part of a whole vector."""
+
+    def whole(self, part: Tensor, size: int) -> Tensor:
+        """The whole vector of `size` entries, from everyone's part of it."""
+
+    def dot(self, a: Tensor, b: Tensor) -> float:
+        """The inner product of two vectors, from everyone's part of them."""
+
+
+class WholeVectors:
+    """Vectors are not split."""
+
+    split = False
+
+    def part(self, size: int) -> range:
+        return range(size)
+
+    def own(self, vector: Tensor) -> Tensor:
+        return vector
+
+    def whole(self, part: Tensor, size: int) -> Tensor:
+        return part
+
+    def dot(self, a: Tensor, b: Tensor) -> float:
+        return inner_product(a, b)
+
+
+class SingleProcess(WholeVectors):
+    """One process: every sum is its own part."""
+
+    several = False
+
+    def mine(self, number: int) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        return "one process"
+
+    def step(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def agree(self, prepare: Callable[[], P]) -> tuple[P, Agreement]:
+        own = prepare()
+        return own, Agreement([Share(0, n, n) for n in own.counts], own.seed)
+
+    def add(self, numbers: Callable[[], Sequence[float]], count: int) -> list[float]:
+        return list(numbers())
+
+    def sum(self, vector: Callable[[], Tensor], like: Tensor) -> Tensor:
+        return vector()
+
+    def common(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return dict(tensors)
+
+
+SINGLE = SingleProcess()

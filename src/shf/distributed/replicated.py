@@ -1,0 +1,281 @@
+"""The processes of a step over a channel: sums over rows, the same on every rank, and one end for all where one fails.
+
+Each rank holds some rows of the gradient batch. Sums over rows become all-reduces over one flat buffer, whose result is
+bitwise the same on every rank; whatever is decided from it is decided alike everywhere, so parameters stay equal without
+being sent. Every message has a place for a failure: a rank that raises still sends, and all ranks end the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from shf.data.draws import mix
+from shf.distributed.agreement import checksums, differences, to_text
+from shf.distributed.channel import Channel, Traffic, find_group
+from shf.distributed.collective import SINGLE, Agreement, Collective, P, Share, WholeVectors
+from shf.errors import RankError
+from shf.linear.cg import inner_product
+
+T = TypeVar("T")
+
+_COUNTS = 3
+"""How many counts a participant may have at most: messages have one size, whoever takes part."""
+_NAMED = 5
+"""How many differing tensors an error describes."""
+
+
+@dataclass(frozen=True)
+class Communication:
+    """How ranks talk.
+
+    Attributes:
+        dtype: of the vectors in messages; None for their own.
+        check_every: steps between two comparisons of the parameters' bits.
+        timeout: seconds until a rank that does not answer is given up; None for the group's own.
+        split: whether vectors of θ's size are split over the ranks.
+    """
+
+    dtype: torch.dtype | None = None
+    check_every: int = 100
+    timeout: float | None = None
+    split: bool = False
+
+
+class Connection:
+    """`process_group=` of an optimizer, and the ranks behind it once they are there.
+
+    Args:
+        choice: a process group; "auto" for the default group once it is initialised; None for this process alone.
+        communication: how ranks talk.
+    """
+
+    def __init__(self, choice: Any, communication: Communication) -> None:
+        find_group(choice)
+        self._choice = choice
+        self._communication = communication
+        self._ranks: Replicated | None = None
+
+    def __repr__(self) -> str:
+        return "alone" if self._choice is None else repr(self.ranks())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Connection:
+        return Connection(self._choice, self._communication)
+
+    def ranks(self) -> Collective:
+        """The ranks as they are now: an "auto" connection follows the default group as it comes and goes."""
+        group = find_group(self._choice)
+        if group is None:
+            return SINGLE
+        if self._ranks is None or self._ranks.channel.group is not group:
+            kind = Sharded if self._communication.split else Replicated
+            self._ranks = kind(Channel(group, self._communication.timeout), self._communication)
+        return self._ranks
+
+
+class _Presence(Generic[P]):
+    """What this rank tells the others before a step, and what stays behind the numbers it sends."""
+
+    def __init__(self, participant: P, *, with_seed: bool, with_tensors: bool) -> None:
+        self.participant = participant
+        seed = {"seed": participant.seed} if with_seed else {}  # at first rank 0's is adopted, later they must agree
+        self.facts = to_text({**seed, **participant.facts()})
+        self.checksums = checksums(participant.tensors()) if with_tensors else {}
+
+    def row(self) -> list[int]:
+        counts = list(self.participant.counts)
+        padding = [0] * (_COUNTS - len(counts))
+        return [1, mix(self.facts), mix(*self.checksums.values()), *counts, *padding]
+
+
+class Replicated(WholeVectors):
+    """The ranks of a process group, each with all of every vector.
+
+    Attributes:
+        channel: the messages among them.
+    """
+
+    def __init__(self, channel: Channel, communication: Communication) -> None:
+        self.channel = channel
+        self._communication = communication
+        self._told: BaseException | None = None
+        self._source = 0
+        self._met = False  # whether a agreement has succeeded: rank 0's seed is everyone's from then on
+
+    @property
+    def several(self) -> bool:
+        return self.channel.size > 1
+
+    @property
+    def traffic(self) -> Traffic:
+        return self.channel.traffic
+
+    def __repr__(self) -> str:
+        return repr(self.channel)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            if error is not self._told and not isinstance(error, RankError):
+                self.channel.report_failure(_describe(error))
+            raise
+
+    def agree(self, prepare: Callable[[], P]) -> tuple[P, Agreement]:
+        channel = self.channel
+        first = not self._met
+        due = first or channel.exchange % self._communication.check_every == 0
+        channel.exchange += 1
+        own, error = _attempt(lambda: _Presence(prepare(), with_seed=not first, with_tensors=due))
+        table = channel.gather_integers([0] * (3 + _COUNTS) if own is None else own.row())
+        self._end_together(any(row[0] == 0 for row in table), error)
+        assert own is not None
+        if _vary(row[1] for row in table):
+            words, ranks = differences(channel.gather_text(own.facts))
+            raise RankError(f"the ranks are not about to do the same thing: {words}", ranks)
+        if _vary(row[2] for row in table):
+            self._refuse_drift(own.participant.tensors(), own.checksums)
+        columns = [[row[3 + k] for row in table] for k in range(len(own.participant.counts))]
+        if not any(columns[0]):
+            raise ValueError(f"the batch is empty: none of the {channel.size} ranks has a row")
+        self._source = next(rank for rank, rows in enumerate(columns[0]) if rows)
+        seed = own.participant.seed
+        seed = int(channel.gather_text(str(seed))[0]) if first else seed
+        self._met = True
+        return own.participant, Agreement([_share(column, channel.rank) for column in columns], seed)
+
+    def add(self, numbers: Callable[[], Sequence[float]], count: int) -> list[float]:
+        own, error = _attempt(numbers)
+        *total, failures = self.channel.add_numbers([*(own or [0.0] * count), float(error is not None)])
+        self._end_together(failures != 0, error)
+        return total
+
+    def sum(self, vector: Callable[[], Tensor], like: Tensor) -> Tensor:
+        own, error = _attempt(vector)
+        size = like.numel()
+        packed = torch.empty(size + 1, dtype=self._communication.dtype or like.dtype, device=like.device)
+        packed[:size] = 0 if own is None else own
+        packed[size] = error is not None
+        self.channel.all_reduce_(packed)
+        self._end_together(packed[size].item() != 0, error)
+        return packed[:size].to(like.dtype)
+
+    def mine(self, number: int) -> bool:
+        return number % self.channel.size == self.channel.rank
+
+    def common(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        dense = {
+            name: t for name, t in tensors.items() if t.layout == torch.strided
+        }  # sparse ones stay each rank's own
+        if not dense:
+            return dict(tensors)
+        flat = torch.cat([t.detach().reshape(-1).view(torch.uint8) for t in dense.values()])
+        self.channel.broadcast_(flat, self._source)
+        pieces = flat.split([t.numel() * t.element_size() for t in dense.values()])
+        return dict(tensors) | {
+            name: piece.clone().view(t.dtype).view(t.shape)
+            for (name, t), piece in zip(dense.items(), pieces, strict=True)
+        }
+
+    def _end_together(self, failed: bool, error: BaseException | None) -> None:
+        """Ends the step on all ranks if one of them failed: there with its own error, elsewhere with its name."""
+        if not failed:
+            return
+        words = self.channel.gather_text("" if error is None else _describe(error))
+        if error is not None:
+            self._told = error
+            raise error
+        ranks = [rank for rank, text in enumerate(words) if text]
+        raise RankError("; ".join(f"rank {r} raised {words[r]}" for r in ranks), ranks)
+
+    def _refuse_drift(self, tensors: Mapping[str, Tensor], own: Mapping[str, int]) -> None:
+        """Says which tensors differ from rank 0's, on which ranks, and by how much."""
+        table = self.channel.gather_integers(list(own.values()))
+        ranks = [rank for rank, row in enumerate(table) if row != table[0]]
+        names = [name for k, name in enumerate(own) if _vary(row[k] for row in table)]
+        found = []
+        for name in names[:_NAMED]:
+            theirs = self.channel.all_gather(tensors[name].detach().reshape(-1)).view(len(table), -1)
+            gaps = {r: (theirs[r] - theirs[0]).abs().max().item() for r in ranks}
+            found.append(f"{name} (by up to {', '.join(f'{gap:.3g} on rank {r}' for r, gap in gaps.items() if gap)})")
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        raise RankError(
+            f"the ranks are not at the same point: {', '.join(found)}{more} differ from rank 0's. Begin with the same "
+            "values everywhere (one seed before the model is built, or one checkpoint), change them nowhere else, and use "
+            "the same kind of machine and number of threads",
+            ranks,
+        )
+
+
+class Sharded(Replicated):
+    """Ranks that split vectors of N entries among themselves: rank r holds entries rn … (r + 1)n - 1 with n = ⌈N/R⌉, the
+    last ones fewer or none.
+
+    A sum is a reduce-scatter and a whole vector an all-gather: together they cost what an all-reduce does.
+    """
+
+    split = True
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()}, vectors split"
+
+    def part(self, size: int) -> range:
+        n = self._length(size)
+        return range(size)[self.channel.rank * n : (self.channel.rank + 1) * n]
+
+    def own(self, vector: Tensor) -> Tensor:
+        part = self.part(len(vector))
+        return vector[part.start : part.stop].clone()
+
+    def whole(self, part: Tensor, size: int) -> Tensor:
+        n = self._length(size)
+        padded = part if len(part) == n else torch.cat([part, part.new_zeros(n - len(part))])
+        return self.channel.all_gather(padded)[:size]
+
+    def dot(self, a: Tensor, b: Tensor) -> float:
+        return self.add(lambda: [inner_product(a, b)], 1)[0]
+
+    def sum(self, vector: Callable[[], Tensor], like: Tensor) -> Tensor:
+        own, error = _attempt(vector)
+        size, n, ranks = like.numel(), self._length(like.numel()), self.channel.size
+        # every rank's part is followed by the place for a failure
+        packed = torch.zeros(ranks, n + 1, dtype=self._communication.dtype or like.dtype, device=like.device)
+        if own is not None:
+            full = size // n
+            packed[:full, :n] = own[: full * n].view(full, n)
+            if full < ranks:
+                packed[full, : size - full * n] = own[full * n :]
+        packed[:, n] = error is not None
+        mine = self.channel.reduce_scatter(packed)
+        self._end_together(mine[n].item() != 0, error)
+        return mine[: len(self.part(size))].to(like.dtype)
+
+    def _length(self, size: int) -> int:
+        return -(-size // self.channel.size)
+
+
+def _attempt(call: Callable[[], T]) -> tuple[T | None, BaseException | None]:
+    try:
+        return call(), None
+    except BaseException as error:  # sent to the other ranks first, raised afterwards
+        return None, error
+
+
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _vary(values: Iterable[int]) -> bool:
+    return len(set(values)) > 1
+
+
+def _share(counts: Sequence[int], rank: int) -> Share:
+    ends = list(accumulate(counts, initial=0))
+    return Share(ends[rank], counts[rank], ends[-1])

@@ -1,0 +1,270 @@
+"""J = ∂z/∂θ of a network's outputs on the rows of one batch: products with J and its transpose.
+
+The forward graph is built once. For Jv a second graph is kept: the backward pass from a cotangent u, u ↦ J'u. It is
+linear in u, so differentiating v'(J'u) by u gives Jv: one backward pass through the second graph. With the graphs kept, a
+product with J or J' costs what its matrix products cost, for any module.
+
+With `microbatch` the rows are taken in chunks and graphs are rebuilt for each chunk of each product: memory is bounded by
+one chunk's graph, and the results are the same, because outputs are joined before the loss sees them.
+
+Tensors inside the model that are to be held steady (`shf.hold_steady`) are further ends of the same graphs: J_h = ∂h/∂θ
+comes with J in the same passes.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
+
+from shf.data.batches import Batch
+from shf.data.draws import Draws
+from shf.data.rows import RowAxis, even_chunks, join_outputs
+from shf.data.tree import leaves, map_leaves
+from shf.model.network import Network
+from shf.model.recording import Calls
+from shf.model.steady import named_tensors
+
+
+@dataclass
+class Graph:
+    """The forward graph of some rows, and the graph of its backward pass once Jv has been asked for.
+
+    Attributes:
+        outputs: z, the model's floating-point outputs.
+        steady: h, the tensors to be held steady, where they were asked for.
+        cotangents: u, zero: where the second graph begins; for each output, then for each steady tensor.
+        pullback: where it ends, J'u for each parameter; None for those without influence.
+    """
+
+    rows: Tensor | None
+    theta: list[Tensor]
+    outputs: list[Tensor]
+    steady: list[Tensor]
+    calls: Calls
+    cotangents: list[Tensor] = field(default_factory=list)
+    pullback: list[GradientEdge | None] = field(default_factory=list)
+
+    @property
+    def ends(self) -> list[Tensor]:
+        return [*self.outputs, *self.steady]
+
+
+class Jacobian:
+    """J at the network's present parameters, on the rows of a batch.
+
+    Args:
+        network: F.
+        batch: the whole batch of the step.
+        draws: this step's random numbers.
+        rows: the rows of the batch that J is about; None means all.
+        microbatch: the most rows in memory at once; None means no bound.
+        axes: where rows lie in each floating-point output; along axis 0 where nothing is said.
+        record: whether calls of modules are recorded on the way (for per-case gradients).
+        steady: whether J_h of the tensors to be held steady is wanted too.
+
+    Attributes:
+        outputs: the model's outputs, detached, in the model's own structure.
+        buffers: the module's buffers as the forward pass left them.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        batch: Batch,
+        draws: Draws,
+        *,
+        rows: Tensor | None = None,
+        microbatch: int | None = None,
+        axes: Sequence[RowAxis | None] = (),
+        record: bool = False,
+        steady: bool = False,
+    ) -> None:
+        self.network = network
+        self.draws = draws
+        self.buffers = network.buffers()
+        self.rows = batch.rows if rows is None else len(rows)
+        self._batch = batch
+        self._all = torch.arange(batch.rows) if rows is None else rows
+        self._whole = rows is None
+        self._axes = axes
+        self._record = record
+        self._steady = steady
+        self._chunks = even_chunks(self.rows, microbatch or self.rows)
+        self._kept: Graph | None = None
+        if len(self._chunks) == 1:
+            self._kept, self.outputs = self._forward(self._chunks[0], self.buffers)
+        else:
+            # Buffers change once per step: by the pass over the first chunk.
+            first, *others = self._chunks
+            parts = [self._forward(first, self.buffers, graph=False)[1]]
+            parts += [self._forward(chunk, graph=False)[1] for chunk in others]
+            self.outputs = join_outputs(parts, self._axes)
+        self._before = network.changed(self.buffers)
+
+    def vjp(
+        self, cotangents: Sequence[Tensor], steady: Sequence[Sequence[Tensor]] = (), out: Tensor | None = None
+    ) -> Tensor:
+        """J'u, flat; with cotangents of the steady tensors (as `push` gives tangents) J'u + J_h'w."""
+        total: Tensor | None = None
+        for number, (_, graph, part) in enumerate(self.graphs_with(cotangents)):
+            pulled = self.pull(graph, [*part, *(steady[number] if steady else ())], graph.theta)
+            flat = self.network.shapes.flatten(pulled, graph.theta[0], out=out if total is None else None)
+            total = flat if total is None else total.add_(flat)
+        assert total is not None
+        return total
+
+    def jvp(self, vector: Tensor) -> list[Tensor]:
+        """Jv, a tensor per output."""
+        return self.push(vector)[0]
+
+    def push(self, vector: Tensor) -> tuple[list[Tensor], list[list[Tensor]]]:
+        """Jv, a tensor per output, and J_h v: for each chunk of rows a tensor per steady one."""
+        tangents, steady = [], []
+        for _, graph in self.graphs():
+            found = self._push(graph, vector)
+            tangents.append(found[: len(graph.outputs)])
+            steady.append(found[len(graph.outputs) :])
+        if len(tangents) == 1:
+            return tangents[0], steady
+        return [self._join(index, parts) for index, parts in enumerate(zip(*tangents, strict=True))], steady
+
+    def graphs_with(self, cotangents: Sequence[Tensor]) -> Iterator[tuple[Tensor, Graph, list[Tensor]]]:
+        """Each chunk's rows (within this J), its graph and its share of the cotangents."""
+        for chunk, graph in self.graphs():
+            yield chunk, graph, self._part(cotangents, chunk)
+
+    def cotangents_of(self, cotangents: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
+        """The given rows' share of the cotangents."""
+        return [u if self.is_idle(i, u) else self.axis(i).take(u, rows) for i, u in enumerate(cotangents)]
+
+    def restricted(self, rows: Tensor) -> "Jacobian":
+        """J on some of these rows, with a graph of its own."""
+        return Jacobian(self.network, self._batch, self.draws, rows=self._all[rows], axes=self._axes)
+
+    def is_idle(self, index: int, cotangent: Tensor) -> bool:
+        """Whether output number `index` is shared by all rows and the loss does not look at it: its cotangent is zero, for
+        whichever of the rows."""
+        return self._axis(index) is None and not bool(cotangent.any())
+
+    def axis(self, index: int) -> RowAxis:
+        """Where the rows lie in output number `index`."""
+        found = self._axis(index)
+        if found is None:
+            raise ValueError(
+                f"output number {index} of the model is shared by all rows, where one for each row is needed: return it "
+                "once per row, leave it out (forward=lambda model, inputs: ...), or use preconditioner=None, "
+                "microbatch=None, noise_every=None and cg_noise=None"
+            )
+        return found
+
+    def _axis(self, index: int) -> RowAxis | None:
+        return self._axes[index] if index < len(self._axes) else RowAxis(0)
+
+    def _join(self, index: int, parts: Sequence[Tensor]) -> Tensor:
+        """An output's tangents of all chunks; what is shared by all rows has the same in each."""
+        axis = self._axis(index)
+        return parts[0] if axis is None else axis.cat(parts)
+
+    def _forward(
+        self, chunk: Tensor, buffers: dict[str, Tensor] | None = None, *, graph: bool = True
+    ) -> tuple[Graph, Any]:
+        everything = self._whole and len(chunk) == self.rows
+        rows = None if everything else self._all[chunk]
+        theta = self.network.leaves()
+        inputs = self._batch.take_inputs(rows)
+        recorded = Calls.recorded(self.network.model, enabled=self._record and graph)
+        named = named_tensors(enabled=self._steady and graph)
+        with torch.set_grad_enabled(graph), recorded as calls, named as steady, self.draws.over(rows):
+            outputs = self.network(theta, inputs, buffers)
+        if self._steady and graph and not steady.tensors:
+            raise ValueError(
+                "structural_damping > 0, but the model named no tensor to hold steady: call shf.hold_steady(h) on hidden "
+                "states in forward, or use structural_damping=0"
+            )
+        floating = [z for z in leaves(outputs) if z.is_floating_point()]
+        return Graph(rows, theta, floating, steady.intact(), calls), map_leaves(Tensor.detach, outputs)
+
+    def graphs(self) -> Iterator[tuple[Tensor, Graph]]:
+        """Each chunk's rows (within this J) and its graph."""
+        if self._kept is not None:
+            yield self._chunks[0], self._kept
+            return
+        for chunk in self._chunks:
+            yield chunk, self._forward(chunk)[0]
+
+    def forget_calls(self) -> None:
+        """Lets go of what layers took and returned, once it is summed up: products do not need it."""
+        if self._kept is not None:
+            self._kept.calls.of.clear()
+
+    def pull(
+        self, graph: Graph, cotangents: Sequence[Tensor], by: Sequence[Tensor], *, batched: bool = False
+    ) -> tuple[Tensor | None, ...]:
+        """The gradient of u'z by any tensors of one graph; outputs that do not depend on θ are left out.
+
+        Cotangents are those of the outputs, and those of the steady tensors if there are more.
+
+        If `batched`, cotangents carry an axis in front, and so do the gradients: several pullbacks at once.
+        """
+        pairs = [(z, u) for z, u in zip(graph.ends, cotangents, strict=False) if z.requires_grad]
+        if not pairs:
+            raise ValueError(
+                "the model's outputs do not depend on any of the parameters to train: nothing to optimise "
+                "(are they detached, or made under no_grad?)"
+            )
+        ends, given = [z for z, _ in pairs], [u for _, u in pairs]
+        return self._differentiate(graph, ends, by, given, retain_graph=True, is_grads_batched=batched)
+
+    def _push(self, graph: Graph, vector: Tensor) -> list[Tensor]:
+        if not graph.pullback:
+            self._build_pullback(graph)
+        pieces = self.network.shapes.split(vector)
+        terms = [(edge, v) for edge, v in zip(graph.pullback, pieces, strict=True) if edge is not None]
+        if not terms:
+            return [torch.zeros_like(z) for z in graph.ends]
+        edges, given = [edge for edge, _ in terms], [v for _, v in terms]
+        found = self._differentiate(graph, edges, graph.cotangents, given, retain_graph=True)
+        return [torch.zeros_like(z) if t is None else t for t, z in zip(found, graph.ends, strict=True)]
+
+    def _build_pullback(self, graph: Graph) -> None:
+        graph.cotangents = [torch.zeros_like(z, requires_grad=True) for z in graph.ends]
+        pairs = [(z, u) for z, u in zip(graph.ends, graph.cotangents, strict=True) if z.requires_grad]
+        found: Sequence[Tensor | None] = (None,) * len(graph.theta)
+        if pairs:
+            ends, given = [z for z, _ in pairs], [u for _, u in pairs]
+            with saved_tensors_hooks(_without_zeros, lambda saved: saved):
+                found = self._differentiate(graph, ends, graph.theta, given, create_graph=True)
+        graph.pullback = [None if g is None or not g.requires_grad else get_gradient_edge(g) for g in found]
+
+    def _differentiate(
+        self,
+        graph: Graph,
+        ends: Sequence[Tensor] | Sequence[GradientEdge],
+        by: Sequence[Tensor],
+        given: Sequence[Tensor],
+        **how: bool,
+    ) -> tuple[Tensor | None, ...]:
+        """autograd.grad; parts of the model that checkpoints run again in it see what they saw in the forward pass."""
+
+        def backward() -> tuple[Tensor | None, ...]:
+            return torch.autograd.grad(ends, by, given, allow_unused=True, **how)
+
+        with self.draws.resumed(graph.rows):
+            return self.network.around(backward, graph.theta, self._before)
+
+    def _part(self, cotangents: Sequence[Tensor], chunk: Tensor) -> list[Tensor]:
+        if len(chunk) == self.rows:
+            return list(cotangents)
+        return self.cotangents_of(cotangents, chunk)
+
+
+def _without_zeros(tensor: Tensor) -> Tensor:
+    """What the second graph keeps of a tensor: where it is zero everywhere (all that comes from u is), its shape alone."""
+    if tensor.is_floating_point() and tensor.layout == torch.strided and tensor.numel():
+        least, most = torch.stack(torch.aminmax(tensor.detach())).tolist()  # the device is asked once
+        if least == most == 0:
+            return tensor.new_zeros(()).expand(tensor.shape)
+    return tensor.detach()

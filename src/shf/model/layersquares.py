@@ -1,0 +1,219 @@
+"""Formulas of layers for Σ_j (J_j'u_j)², from a layer's inputs and the gradients by its outputs.
+
+A linear layer that is used once has J_j'u_j = g_j a_j' with its input a and output gradient g, so that the sum of squares
+is (g²)'(a²): one matrix product. An embedding's per-case gradients are zero but for the rows that the case looks up, and
+only these are made. Other layers that keep cases apart get their own small per-case pullback, all cases at once.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+
+from shf.model.network import plain_gradients
+
+MOST_NUMBERS = 2**24
+"""How many numbers the per-case gradients of one chunk may have."""
+
+
+class Use(NamedTuple):
+    """One use of a layer: its input and the gradient by its output, both with the rows in front."""
+
+    a: Tensor
+    g: Tensor
+
+
+@runtime_checkable
+class HasPerCaseSquares(Protocol):
+    """A module with a formula of its own, such as a layer on sparse inputs."""
+
+    def per_case_squares(self, inputs: Tensor, output_gradients: Tensor) -> dict[str, Tensor]:
+        """Σ_j g_j² of each of its parameters, for one call on rows `inputs` with these gradients by its output."""
+
+
+class Squares(NamedTuple):
+    """Σ_j g_j² of one parameter, and a test whether Σ_j g_j is the gradient that the backward pass found for it.
+
+    It is not where the parameter was also used outside of its module's calls; then the squares are not right either.
+    """
+
+    total: Tensor
+    explains: Callable[[Tensor], Tensor]
+
+
+def formula(module: nn.Module, values: dict[str, Tensor], uses: list[Use]) -> dict[str, Squares]:
+    """Of those of a layer's parameters, by name, that there is a formula for.
+
+    Args:
+        module: the layer, which treats cases apart.
+        values: its parameters.
+        uses: all its calls.
+    """
+    if isinstance(module, nn.Linear) and len(uses) == 1 and uses[0].a.ndim == 2:
+        return _linear(uses[0], values)
+    if isinstance(module, HasPerCaseSquares) and len(uses) == 1:
+        return _own_formula(module, values, uses[0])
+    if any(use.a.layout != torch.strided for use in uses):
+        return {}
+    if isinstance(module, nn.Linear):
+        return _summed(values, uses, _linear_per_case)
+    if type(module).forward is nn.Embedding.forward and values.keys() == {"weight"}:
+        return _embedding(uses, values["weight"], module.padding_idx)  # type: ignore[arg-type]
+    return _summed(values, uses, lambda some: _pullback_per_case(module, values, some))
+
+
+def _own_formula(module: "HasPerCaseSquares", values: dict[str, Tensor], use: Use) -> dict[str, Squares]:
+    """A layer that brings its own formula; its own gradient is the test of whether it was used once only."""
+    leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
+    with torch.enable_grad():
+        z = _apart(module, leaves, use.a)  # type: ignore[arg-type]
+    gradients = torch.autograd.grad(z, list(leaves.values()), use.g)
+    squares = module.per_case_squares(use.a, use.g)
+    return {
+        name: Squares(squares[name], _equals(gradient, gradient.abs()))
+        for name, gradient in zip(leaves, gradients, strict=True)
+    }
+
+
+def _linear(use: Use, values: dict[str, Tensor]) -> dict[str, Squares]:
+    """A linear layer used once on (rows, features): per-case gradients g_j a_j', sum of squares (g²)'(a²)."""
+    a, g = use
+    found: dict[str, Squares] = {}
+    g_squared, left = g.square(), _probe(g.shape[1], g)
+    projected = g @ left
+    if "weight" in values:
+        right = _probe(a.shape[1], g)
+        total = _products_of_squares(g_squared, a)
+        found["weight"] = Squares(total, _projects_to(projected * (a @ right), lambda G: left @ (G @ right)))
+    if "bias" in values:
+        found["bias"] = Squares(g_squared.sum(0), _projects_to(projected, lambda G: left @ G))
+    return found
+
+
+def _products_of_squares(g_squared: Tensor, a: Tensor) -> Tensor:
+    """(g²)'(a²); a CSR input stays sparse."""
+    if a.layout != torch.sparse_csr:
+        return g_squared.t() @ a.square()
+    squared = torch.sparse_csr_tensor(
+        a.crow_indices(), a.col_indices(), a.values().square(), a.shape, check_invariants=False
+    )
+    return (squared.t() @ g_squared).t()
+
+
+def _linear_per_case(uses: Sequence[Use]) -> dict[str, Tensor]:
+    """A linear layer on sequences, or used several times: the sum over positions and uses comes before the square."""
+    a, g = (
+        torch.cat([t.flatten(1, -2) if t.ndim > 2 else t[:, None] for t in ts], 1) for ts in zip(*uses, strict=True)
+    )
+    return {"weight": g.transpose(1, 2) @ a, "bias": g.sum(1)}
+
+
+def _embedding(uses: Sequence[Use], weight: Tensor, padding: int | None) -> dict[str, Squares]:
+    """An embedding: the gradients of a case are summed for each of its words, over positions and uses, then squared; what
+    a case does not look up is never made. Words at `padding` have no gradient."""
+    if not uses:
+        return {}
+    words = torch.cat([use.a[:, None].flatten(1) for use in uses], 1)
+    g = torch.cat([use.g[:, None].flatten(1, -2) for use in uses], 1)
+    if padding is not None:
+        g = g.masked_fill((words == padding % len(weight)).unsqueeze(-1), 0.0)
+    case = torch.arange(len(words), device=words.device).unsqueeze(1)
+    pairs, place = (case * len(weight) + words).reshape(-1).unique(return_inverse=True)
+    per_case = g.new_zeros(len(pairs), g.shape[-1]).index_add_(0, place, g.reshape(-1, g.shape[-1]))
+
+    def summed(of_pairs: Tensor) -> Tensor:
+        return torch.zeros_like(weight).index_add_(0, pairs % len(weight), of_pairs)
+
+    return {"weight": Squares(summed(per_case.square()), _equals(summed(per_case), summed(per_case.abs())))}
+
+
+def _pullback_per_case(module: nn.Module, values: dict[str, Tensor], uses: Sequence[Use]) -> dict[str, Tensor]:
+    """Any layer that treats cases apart: its own pullback, mapped over cases.
+
+    For convolutions this is one grouped convolution, and was measured to be faster than products of unfolded inputs.
+    """
+
+    def one_case(a: Tensor, g: Tensor) -> dict[str, Tensor]:
+        def layer(parameters: dict[str, Tensor]) -> Tensor:
+            with plain_gradients(module):
+                return _apart(module, parameters, a[None])
+
+        return vjp(layer, values)[1](g[None])[0]  # type: ignore[no-any-return]
+
+    per_use = [vmap(one_case)(use.a, use.g) for use in uses]
+    return {name: sum((found[name] for found in per_use[1:]), per_use[0][name]) for name in values}
+
+
+class _WithoutHooks(nn.Module):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.module.forward(inputs)  # type: ignore[no-any-return]
+
+
+def _apart(module: nn.Module, parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
+    """The layer's output with these parameters. Its hooks do not hear of it, and its buffers stay as they are."""
+    values = {name: buffer.clone() for name, buffer in module.named_buffers()} | parameters
+    named = {f"module.{name}": value for name, value in values.items()}
+    return functional_call(_WithoutHooks(module), named, (inputs,))  # type: ignore[no-any-return]
+
+
+def _summed(
+    values: dict[str, Tensor], uses: list[Use], per_case: Callable[[Sequence[Use]], dict[str, Tensor]]
+) -> dict[str, Squares]:
+    """Sums the squares of per-case gradients over chunks of cases; nothing where the layer cannot be mapped."""
+    if not uses:
+        return {}
+    rows = len(uses[0].a)
+    size = max(1, MOST_NUMBERS // max(1, sum(v.numel() for v in values.values())))
+    totals = {name: torch.zeros_like(v) for name, v in values.items()}
+    sizes = {name: torch.zeros_like(v) for name, v in values.items()}
+    squares = {name: torch.zeros_like(v) for name, v in values.items()}
+    for begin in range(0, rows, size):
+        chunk = [Use(u.a[begin : begin + size], u.g[begin : begin + size]) for u in uses]
+        try:
+            found = per_case(chunk)
+        except RuntimeError:  # no batching rule for an operation of this layer, or it does not accept a single case
+            return {}
+        known = values.keys() & found.keys()  # a layer may have parameters beside those that the formula is for
+        for name in known:
+            totals[name] += found[name].sum(0)
+            sizes[name] += found[name].abs().sum(0)
+            squares[name] += found[name].square().sum(0)
+    return {name: Squares(squares[name], _equals(totals[name], sizes[name])) for name in known}
+
+
+def projections_agree(use: Use, gradient: Tensor) -> bool:
+    """Whether Σ_j g_j a_j' is a given (outputs, inputs) matrix, seen through one projection."""
+    left, right = _probe(use.g.shape[1], use.g), _probe(use.a.shape[1], use.g)
+    return bool(_projects_to((use.g @ left) * (use.a @ right), lambda G: left @ (G @ right))(gradient))
+
+
+def _probe(size: int, like: Tensor) -> Tensor:
+    """A fixed vector without structure, for comparing two matrices through one projection of each."""
+    angles = torch.arange(1, size + 1, dtype=torch.float64) * (math.sqrt(5) - 1) * math.pi
+    return angles.cos().to(like)
+
+
+def _projects_to(terms: Tensor, project: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Whether a gradient's projection is the sum of the cases' projections, `terms`."""
+
+    def explains(gradient: Tensor) -> Tensor:
+        expected = project(gradient)
+        tolerance = math.sqrt(torch.finfo(terms.dtype).eps) * (terms.abs().sum() + expected.abs())
+        return (terms.sum() - expected).abs() <= tolerance
+
+    return explains
+
+
+def _equals(total: Tensor, size: Tensor) -> Callable[[Tensor], Tensor]:
+    def explains(gradient: Tensor) -> Tensor:
+        tolerance = math.sqrt(torch.finfo(total.dtype).eps) * (size.max() + gradient.abs().max())
+        return ((total - gradient).abs() <= tolerance).all()
+
+    return explains

@@ -1,0 +1,236 @@
+"""Σ_j (J_j'u_j)²: squares of per-case gradients, summed over cases, without one backward pass per case where possible.
+
+Case j's gradient is J'(E_j u): the cotangent u with all rows but j's set to zero. This is right for every module, also
+where a layer is used more than once: the square of the sum over uses, not the sum of squares.
+
+Layers that keep cases apart have formulas (`layersquares`). What is left (recurrent layers, tied weights, batch statistics,
+parameters used outside of their module) takes the exact fallback: a batched backward pass over the cotangents of several
+cases.
+"""
+
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+
+from shf.data.rows import RowAxis, even_chunks
+from shf.model.jacobian import Graph, Jacobian
+from shf.model.layersquares import MOST_NUMBERS, Use, formula
+from shf.model.network import holders
+from shf.model.recording import Call
+
+CallAxes = dict[nn.Module, list[RowAxis | None]]
+"""For each module, in the order of its calls, where the rows lie in the call's input."""
+
+_CASES_AT_ONCE = 16
+"""Cases per batched backward pass of the fallback: it does the work of that many passes over as many rows."""
+
+
+def squared_vjp(jacobian: Jacobian, cotangents: Sequence[Tensor], *, axes: CallAxes | None) -> tuple[Tensor, Tensor]:
+    """J'u and Σ_j (J_j'u_j)², both flat, from one backward pass where the layers allow it.
+
+    Args:
+        jacobian: J on the batch, with its module calls recorded. The record is let go: it holds every layer's output.
+        cotangents: u, one tensor per output.
+        axes: where the rows lie in each recorded call; None if cases influence each other (batch statistics), in which
+            case only the fallback is right.
+    """
+    shapes, like = jacobian.network.shapes, jacobian.network.parameters[0]
+    gradient, squares = layer_squares(jacobian, cotangents, axes=axes)
+    left = [i for i, square in enumerate(squares) if square is None]
+    if left:
+        for i, square in _case_by_case(jacobian, cotangents, left, separable=axes is not None).items():
+            squares[i] = square
+    return shapes.flatten(gradient, like), shapes.flatten(squares, like)
+
+
+def layer_squares(
+    jacobian: Jacobian, cotangents: Sequence[Tensor], *, axes: CallAxes | None, only: Collection[int] | None = None
+) -> tuple[list[Tensor | None], list[Tensor | None]]:
+    """J'u and Σ_j (J_j'u_j)² parameter by parameter, from layer formulas alone.
+
+    Args:
+        jacobian: as in `squared_vjp`; its record of calls is let go.
+        cotangents: u.
+        axes: as in `squared_vjp`.
+        only: the numbers of the parameters that are wanted; by default all.
+
+    Returns:
+        The gradient, None for parameters without influence or not wanted; and the squares, None where no layer has a
+        formula for them (zeros where there is no influence, or no wish).
+    """
+    gradient: list[Tensor | None] = []
+    squares: list[Tensor | None] = []
+    for rows, graph, part in jacobian.graphs_with(cotangents):
+        pulled, found = _by_layers(jacobian, graph, part, axes or {}, len(rows), only)
+        if not gradient:
+            gradient, squares = pulled, found
+        else:
+            gradient = [p if g is None else g if p is None else g + p for g, p in zip(gradient, pulled, strict=True)]
+            squares = [None if s is None or f is None else s.add_(f) for s, f in zip(squares, found, strict=True)]
+        graph.calls.of.clear()
+    return gradient, squares
+
+
+def _by_layers(
+    jacobian: Jacobian,
+    graph: Graph,
+    cotangents: Sequence[Tensor],
+    axes: CallAxes,
+    rows: int,
+    only: Collection[int] | None,
+) -> tuple[list[Tensor | None], list[Tensor | None]]:
+    """The gradient, and the sums of squares of the parameters whose layer has a formula (None for the others)."""
+    model, names = jacobian.network.model, jacobian.network.names
+    wanted = sorted(range(len(names)) if only is None else only)
+    places = {names[i]: i for i in wanted}
+    owners = {m: calls for m, calls in sole_owners(model, graph).items() if len(axes.get(m, [])) == len(calls)}
+    if only is not None:
+        members = {id(jacobian.network.parameters[i]) for i in wanted}
+        owners = {m: c for m, c in owners.items() if any(id(p) in members for p in m.parameters())}
+    outputs = [c.output for calls in owners.values() for c in calls if c.output is not None and c.output.requires_grad]
+    beside = [] if only is None else _asked_beside(graph)
+    pulled = jacobian.pull(graph, cotangents, [*(graph.theta[i] for i in wanted), *outputs, *beside])
+    gradient: list[Tensor | None] = [None] * len(names)
+    for i, g in zip(wanted, pulled[: len(wanted)], strict=True):
+        gradient[i] = g
+    by_output = {id(z): g for z, g in zip(outputs, pulled[len(wanted) :], strict=False)}
+
+    squares = [
+        torch.zeros_like(p) if g is None or not p.numel() else None for g, p in zip(gradient, graph.theta, strict=True)
+    ]
+    claims: list[tuple[int, Tensor, Tensor]] = []
+    for prefix, module in model.named_modules():
+        if module not in owners:
+            continue
+        own = {name: places.get(f"{prefix}.{name}" if prefix else name) for name, _ in module.named_parameters()}
+        values = {name: graph.theta[i].detach() for name, i in own.items() if i is not None}
+        uses = _uses(owners[module], axes[module], by_output, rows)
+        if not values or uses is None:
+            continue
+        for name, found in formula(module, values, uses).items():
+            place = own[name]
+            if place is not None and (g := gradient[place]) is not None and g.numel():
+                claims.append((place, found.total, found.explains(g)))
+    verdicts = torch.stack([holds for _, _, holds in claims]).tolist() if claims else []  # the device is asked once
+    for (place, total, _), holds in zip(claims, verdicts, strict=True):
+        if holds:
+            squares[place] = total
+    return gradient, squares
+
+
+def _asked_beside(graph: Graph) -> list[Tensor]:
+    """Tensors whose gradients are asked for though nobody wants them: torch (2.13, CPU) crashes in the backward pass of a
+    GroupNorm on channels-last images where its parameters' gradients are wanted and its input's is not."""
+    inputs = [c.input for m, calls in graph.calls.of.items() if isinstance(m, nn.GroupNorm) for c in calls]
+    return [a for a in inputs if a is not None and a.requires_grad and not a.is_contiguous()]
+
+
+def sole_owners(model: nn.Module, graph: Graph) -> dict[nn.Module, list[Call]]:
+    """Recorded leaf modules that share no parameter with another module and whose outputs nobody overwrote."""
+    held = holders(model)
+    return {
+        module: calls
+        for module, calls in graph.calls.of.items()
+        if not any(module.children())
+        and all(c.input is not None and c.intact for c in calls)
+        and all(held[id(p)] == 1 for p in module.parameters())
+    }
+
+
+def _uses(
+    calls: list[Call], axes: list[RowAxis | None], gradients: dict[int, Tensor | None], rows: int
+) -> list[Use] | None:
+    """The layer's uses with rows in front, or None where a call does not keep the rows on one axis."""
+    uses = []
+    for call, axis in zip(calls, axes, strict=True):
+        a, z = call.input, call.output
+        if axis is None or a is None or z is None:
+            return None
+        if a.shape[axis.axis] != rows * axis.fold or z.shape[: axis.axis + 1] != a.shape[: axis.axis + 1]:
+            return None
+        if (g := gradients.get(id(z))) is None:
+            continue
+        if a.layout == torch.strided:
+            uses.append(Use(axis.to_front(a.detach()), axis.to_front(g)))
+        elif axis == RowAxis(0):
+            uses.append(Use(a.detach(), g))
+        else:
+            return None
+    return uses
+
+
+def _case_by_case(
+    jacobian: Jacobian, cotangents: Sequence[Tensor], wanted: list[int], *, separable: bool
+) -> dict[int, Tensor]:
+    """The exact fallback: backward passes of several cases' cotangents at once, through the graph of these cases, or
+    of the whole batch where cases influence each other, if only by the length that outputs are padded to."""
+    parameters = [jacobian.network.parameters[i] for i in wanted]
+    size = max(1, min(_CASES_AT_ONCE, MOST_NUMBERS // max(1, sum(p.numel() for p in parameters))))
+    found = _through_own_graphs(jacobian, cotangents, wanted, size) if separable else None
+    return _through_whole_graphs(jacobian, cotangents, wanted, size) if found is None else found
+
+
+def _through_own_graphs(
+    jacobian: Jacobian, cotangents: Sequence[Tensor], wanted: list[int], size: int
+) -> dict[int, Tensor] | None:
+    """Σ_j (J_j'u_j)² from graphs of at most `size` cases; None where outputs have another shape there than in the batch."""
+    squares = _zeros(jacobian, wanted)
+    for rows in even_chunks(jacobian.rows, size):
+        local, part = jacobian.restricted(rows), jacobian.cotangents_of(cotangents, rows)
+        for chunk, graph, u in local.graphs_with(part):
+            if any(z.shape != v.shape for z, v in zip(graph.outputs, u, strict=True)):
+                return None
+            _add_squares_(squares, _pull_cases(local, graph, u, torch.arange(len(chunk)), len(chunk), wanted))
+    return squares
+
+
+def _through_whole_graphs(
+    jacobian: Jacobian, cotangents: Sequence[Tensor], wanted: list[int], size: int
+) -> dict[int, Tensor]:
+    """Σ_j (J_j'u_j)² from the graphs that J itself has."""
+    squares = _zeros(jacobian, wanted)
+    for chunk, graph, u in jacobian.graphs_with(cotangents):
+        for rows in even_chunks(len(chunk), size):
+            _add_squares_(squares, _pull_cases(jacobian, graph, u, rows, len(chunk), wanted))
+    return squares
+
+
+def _zeros(jacobian: Jacobian, wanted: list[int]) -> dict[int, Tensor]:
+    return {i: torch.zeros_like(jacobian.network.parameters[i]) for i in wanted}
+
+
+def _add_squares_(squares: dict[int, Tensor], gradients: Sequence[Tensor | None]) -> None:
+    for square, g in zip(squares.values(), gradients, strict=True):
+        if g is not None:
+            square += g.square().sum(0)
+
+
+def _pull_cases(
+    jacobian: Jacobian, graph: Graph, cotangents: Sequence[Tensor], rows: Tensor, count: int, wanted: list[int]
+) -> Sequence[Tensor | None]:
+    """Gradients of the given ones of a graph's `count` cases, stacked in front."""
+    by = [graph.theta[i] for i in wanted]
+    masked = [
+        u.expand(len(rows), *u.shape) if jacobian.is_idle(i, u) else _one_row_each(u, jacobian.axis(i), rows, count)
+        for i, u in enumerate(cotangents)
+    ]
+    try:
+        return jacobian.pull(graph, masked, by, batched=True)
+    except RuntimeError:  # some backward kernel cannot be batched: one case after the other
+        single = [jacobian.pull(graph, [m[k] for m in masked], by) for k in range(len(rows))]
+        return [None if any(g is None for g in c) else torch.stack(c) for c in zip(*single, strict=True)]
+
+
+def _one_row_each(u: Tensor, axis: RowAxis, rows: Tensor, count: int) -> Tensor:
+    """(cases, *u.shape): in entry k all of u but row rows[k] is zero."""
+    if count == 1:
+        return u[None]
+    if u.ndim <= axis.axis or u.shape[axis.axis] != count * axis.fold:
+        raise ValueError(
+            f"per-case gradients: an output of shape {tuple(u.shape)} does not say which entries belong to which of {count} "
+            "cases; return outputs with the rows along axis 0 (pad sequences), or use preconditioner=None"
+        )
+    keep = one_hot(rows, count).to(u)
+    return torch.stack([axis.factor(row, u.ndim) * u for row in keep])

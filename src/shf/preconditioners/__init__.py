@@ -1,0 +1,1 @@
+"""P of preconditioned CG: diagonal, or two factors for each layer."""

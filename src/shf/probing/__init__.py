@@ -1,0 +1,1 @@
+"""What a model and a loss do with rows, found by running them."""

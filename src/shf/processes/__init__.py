@@ -1,1 +1,0 @@
-"""Several processes that take a step together: what they exchange, and how one that is missing is noticed."""

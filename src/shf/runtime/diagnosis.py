@@ -1,0 +1,78 @@
+"""After many steps in a row that did not move the parameters: what λ, ρ, gradient and batch look like, and what to try."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from shf.algorithm import StepInfo
+from shf.damping.levenberg import DampingBound
+from shf.data.batches import Batch
+from shf.data.tree import entries, leaves
+from shf.linear.cg import CGStop
+
+_NEGLIGIBLE = 1e-7
+"""A gradient that is this small beside the loss: single precision cannot tell what a step along it changes."""
+
+
+def diagnose(info: StepInfo, rejections: int, batch: Batch, kind: str = "batch") -> str:
+    """A diagnosis in words of the last of `rejections` steps in a row that were rejected or skipped.
+
+    Args:
+        info: what the step returned.
+        rejections: how many.
+        batch: rows to describe.
+        kind: what these are to the step.
+    """
+    return (
+        f"{rejections} steps in a row did not move the parameters. The last one: λ = {info.damping:.3g}"
+        f"{f' ({info.damping_bound.value})' if info.damping_bound else ''}, ρ = {info.reduction_ratio:.3g}, loss "
+        f"{info.loss_before:.6g}, gradient norm {info.gradient_norm:.3g}, {info.cg_steps} CG iterations "
+        f"({info.cg_stop.value}), {info.failed_trials} of {info.evaluations} trials not finite. The {kind}: {batch.rows} "
+        f"rows; inputs {describe(batch.inputs)}; targets {describe(batch.targets)}. To try: {'; '.join(_advice(info))}."
+    )
+
+
+def _advice(info: StepInfo) -> Iterator[str]:
+    """What to do, the likeliest first."""
+    if info.skipped is not None:
+        yield f"look at the data ({info.skipped})"
+        return
+    if info.gradient_norm == 0:
+        yield "the gradient is zero: training is done, or all units of a layer are dead or saturated (initialise anew)"
+        return
+    if info.gradient_norm < _NEGLIGIBLE * max(1.0, abs(info.loss_before)):
+        yield "the gradient is lost in rounding beside the loss: training is done, or needs model.double()"
+    if info.failed_trials:
+        yield "trial points overflow: scale inputs and targets to about 1, or begin with a larger damping"
+    if info.cg_stop is CGStop.NON_FINITE:
+        yield "a curvature product overflows: scale inputs and targets to about 1, or use model.double()"
+    if info.cg_stop is CGStop.NON_POSITIVE_CURVATURE:
+        yield "the curvature is not positive: the loss must be convex in the outputs"
+    if info.damping_bound is DampingBound.CEILING:
+        yield "no step is short enough at damping_max: the loss must be the same function at every evaluation"
+    if info.reduction_ratio > 0.75:
+        yield "steps are too short for the precision of the parameters: scale inputs to about 1, or use model.double()"
+        return
+    yield f"damping={10 * info.damping:.3g}"
+    yield "more curvature rows, a larger batch, model.double()"
+
+
+def describe(data: Any) -> str:
+    """Shape, type and range of every tensor in a structure, and what is odd about it."""
+    found = [_describe_tensor(t) for t in leaves(data)]
+    return ", ".join(found) if found else "none"
+
+
+def _describe_tensor(tensor: Tensor) -> str:
+    shape = "×".join(str(n) for n in tensor.shape) or "one number"
+    kind = f"{shape} {str(tensor.dtype).removeprefix('torch.')}"
+    values = entries(tensor).reshape(-1)
+    if values.numel() == 0 or values.is_complex():
+        return kind
+    finite = values[values.isfinite()]
+    missing = f", {values.numel() - finite.numel()} not finite" if finite.numel() < values.numel() else ""
+    if finite.numel() == 0:
+        return kind + missing
+    low, high = finite.min().item(), finite.max().item()
+    return f"{kind} {f'all {low:.3g}' if low == high else f'from {low:.3g} to {high:.3g}'}{missing}"
