@@ -27,7 +27,9 @@ def python(program: str, wrong: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_clock_goes_as_it_is_told_in_other_processes_too() -> None:
-    look = "from time import perf_counter as now; from shf.lab.clock import CLOCKS; print(now(), CLOCKS['wall'](), now())"
+    look = (
+        "from time import perf_counter as now; from shf.lab.clock import CLOCKS; print(now(), CLOCKS['wall'](), now())"
+    )
     before, right, after = map(float, python(look, "").stdout.split())
     assert before <= right <= after
     before, fast, after = map(float, python(look, "hundredfold").stdout.split())
