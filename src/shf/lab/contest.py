@@ -20,6 +20,7 @@ from torch import nn
 import shf
 from shf.lab import machine
 from shf.lab.clock import CLOCKS, Clock
+from shf.lab.loop import Loop, Report, judged
 from shf.lab.records import METRICS_FILE, RUN_FILE, MetricsFile, RunRecord, read_run, write_run
 from shf.model.network import call_model
 
@@ -107,21 +108,23 @@ def train(
 ) -> Iterator[Row]:
     """A row of measures at the start and at equal distances until the processor time is spent or the task solved."""
     torch.manual_seed(seed)
-    clock = clock or CLOCKS["processor"]
     model = task.model()
-    step, spent, updates = method.build(model, rate), 0.0, 0
-    batches = task.batches(method.rows, torch.Generator().manual_seed(seed))
+    step, batches = method.build(model, rate), task.batches(method.rows, torch.Generator().manual_seed(seed))
+    batch = next(batches)
+
+    def one() -> Report:
+        step(*batch)
+        return {}
+
+    loop = Loop(one, clock or CLOCKS["processor"])
     for k in range(evaluations + 1):
-        while spent < seconds * k / evaluations:
-            inputs, targets = next(batches)
-            started = clock()
-            step(inputs, targets)
-            spent += clock() - started
-            updates += 1
-        with getattr(step, "averaged", nullcontext)():
-            row = {"processor_seconds": spent, "updates": updates, **measure(task, model)}
+        for _ in loop.until(lambda spent, k=k: spent.elapsed >= seconds * k / evaluations):  # type: ignore[misc]
+            batch = next(batches)
+        with judged(step):
+            row = {"processor_seconds": loop.spent.elapsed, "updates": loop.spent.iteration, **measure(task, model)}
         yield row
-        if task.solved(row) or not math.isfinite(row[task.tuned_on]):  # a run that diverged does not come back
+        lost = loop.diverged is not None or not math.isfinite(row[task.tuned_on])
+        if lost or task.solved(row):  # a run that diverged does not come back
             return
 
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from shf import NonFiniteError
 from shf.lab import budget, machine
 from shf.lab.checkpoint import CheckpointStore, Loaded
 from shf.lab.clock import Clock
@@ -212,20 +211,11 @@ def _train(training: Training, recorder: Recorder, directory: Path, observer: Ob
     """The loop. Ends at the limit, on a signal after the iteration in progress, or when the objective is not finite."""
     first, estimated, status = training.position.iteration, False, Status.FINISHED
     with StopRequest() as stop:
-        while not budget.exhausted(training):
-            try:
-                row = training.iterate()
-            except NonFiniteError as error:
-                observer.warn(str(error))
-                status = Status.DIVERGED
-                break
-            except ValueError as error:  # what can be told only with a batch at hand
-                raise ExperimentError(f"{training.config.method}: {error}") from error
+        for row in training.train(lambda: budget.exhausted(training)):
             if training.position.iteration % training.config.rows_every == 0:
                 recorder.row(row)
             observer.iteration(row, budget.progress(training))
-            if not math.isfinite(float(row["objective"])) and not row.get("skipped"):
-                status = Status.DIVERGED
+            if training.loop.diverged is not None:
                 break
             if training.epoch_ended:
                 _end_epoch(training, recorder, observer)
@@ -239,6 +229,10 @@ def _train(training: Training, recorder: Recorder, directory: Path, observer: Ob
                 break
             if recorder.checkpoint_due:
                 recorder.checkpoint(training.position.iteration, training.state())
+    if training.loop.diverged is not None:
+        status = Status.DIVERGED
+        if training.loop.diverged:
+            observer.warn(training.loop.diverged)
     return _finish(training, recorder, directory, observer, status)
 
 
