@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from shf.lab.baselines.registry import find
 from shf.lab.contest import Method, Row, Task, contest, parser, stochastic
-from shf.lab.trees import Tree, TreeLSTM, select_trees
+from trees import Tree, TreeLSTM, select_trees
 
 NUMBERS = 4
 OPERATORS: list[Callable[[int, int], int]] = [

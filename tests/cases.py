@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import shf
 from shf.data.batches import Count, Select, count_rows, select_rows
-from shf.lab.trees import Tree, TreeLSTM, select_trees
+from trees import Tree, TreeLSTM, select_trees
 
 ROWS = 6
 

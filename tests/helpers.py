@@ -3,6 +3,7 @@
 import copy
 import itertools
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis
@@ -11,6 +12,12 @@ from torch import Tensor, nn
 
 import shf
 from shf.lab.clock import Clock
+from shf.linear.decay import Decay
+from shf.linear.system import LinearSystem
+from shf.losses import Loss
+from shf.preconditioners import EmpiricalFisher
+from shf.problems.batch import BatchProblem
+from shf.problems.shared import SharedProblem
 
 # The same examples on every machine, and no deadline: on a busy one a slow example is not a failure.
 hypothesis.settings.register_profile("shf", deadline=None, derandomize=True, max_examples=60)
@@ -102,3 +109,38 @@ def overshooting_model():
 def counts(seed=0):
     inputs, targets = valued(seed=seed)
     return 0.1 * inputs, targets[:, :1].abs()
+
+
+class Objective:
+    """f on one batch as Algorithm 1 meets it, with a preconditioner and a decay; `options` are those of `BatchProblem`."""
+
+    def __init__(
+        self,
+        network,
+        loss: Loss,
+        batch,
+        layout,
+        *,
+        decay: Decay | None = None,
+        preconditioner: Any = None,
+        **options: Any,
+    ) -> None:
+        self.part = BatchProblem(network, loss, batch, layout, **options)
+        self.problem = SharedProblem(self.part, decay)
+        self.preconditioner = EmpiricalFisher() if preconditioner is None else preconditioner
+        self.value = self.problem.value
+
+    def expand(self, damping: float) -> SimpleNamespace:
+        """f, ∇f and r ↦ P⁻¹r for this λ."""
+        found = self.problem.linearise(self.preconditioner)
+        return SimpleNamespace(
+            value=found.value, gradient=found.gradient, precondition=found.precondition(damping), noise=found.noise
+        )
+
+    def curvature(self, damping: float = 0.0) -> LinearSystem:
+        return self.problem.system(damping)
+
+    def data_terms(self) -> tuple[float, Tensor, Tensor | None]:
+        """L, ∇L and the diagonal of P before damping: everything but the decay."""
+        parts = self.part.linearise(self.preconditioner)
+        return parts.value, parts.gradient, parts.diagonal

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import shf
 from cases import ROWS, Packed, packed, trees
-from shf.lab.trees import Tree, TreeLSTM, select_trees
+from trees import Tree, TreeLSTM, select_trees
 
 CE = nn.CrossEntropyLoss()
 

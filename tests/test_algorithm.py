@@ -9,16 +9,49 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import assert_close, identical
-from shf.algorithm import SHORT_RUNS, Curvature, Expansion, Solver, State, shf_step
-from shf.config import Config
-from shf.linear.cg import CGStop, conjugate_gradient, identity
+from shf.algorithm import State, shf_step
+from shf.composition import Config
+from shf.linear.cg import CGStop, conjugate_gradient, identity, inner_product
+from shf.linear.stopping import Stopping
+from shf.linear.system import LinearSystem
+from shf.local import Expansion
+from shf.state import Memory
 
 NAN, INF = math.nan, math.inf
 N = 5
 START = State(delta=None, damping=1e-15, cg_decay=0.5, update_scale=1.0)
 
 
-class Quadratic:
+class Problem:
+    """What Algorithm 1 asks of a problem, from `expand` and `curvature`."""
+
+    def linearise(self, preparation):
+        value, gradient = self.expand()
+        return Expansion(value, gradient, lambda damping: identity)
+
+    def system(self, damping):
+        return LinearSystem(self.curvature(damping), damping)
+
+    def point(self, delta, rate):
+        return self.theta + rate * delta
+
+    def dot(self, a, b):
+        return inner_product(a, b)
+
+    def own(self, vector):
+        return vector
+
+    def mean_eigenvalue(self):
+        return 0.0, 0
+
+    def iterate(self, state, stopping=None, **options):
+        memory = Memory(None, {}, {})
+        method = Config(preconditioner=None, **options).method(memory, 1.0)
+        method = method if stopping is None else replace(method, stopping=stopping)
+        return shf_step(self, state, method, memory)[:3]
+
+
+class Quadratic(Problem):
     """f(θ) = ½ θ'Aθ - b'θ with its own A as curvature, unless told otherwise; `fails` replaces f at the n-th trial."""
 
     def __init__(self, seed=0, curvature=None, fails=None):
@@ -34,25 +67,22 @@ class Quadratic:
     def f(self, theta):
         return (0.5 * theta @ self.A @ theta - self.b @ theta).item()
 
-    def expand(self, damping):
-        return Expansion(self.f(self.theta), self.A @ self.theta - self.b, identity)
+    def expand(self):
+        return self.f(self.theta), self.A @ self.theta - self.b
 
     def curvature(self, damping):
         def product(v):
             self.products.append(v.clone())
             return self._curvature @ v + damping * v
 
-        return Curvature(product)
-
-    def point(self, delta, rate):
-        return self.theta + rate * delta
+        return product
 
     def value(self, theta):
         self.trials.append(theta.clone())
         return self._fails.get(len(self.trials), self.f(theta))
 
-    def step(self, state=START, solver=SHORT_RUNS, **options):
-        theta, after, info = shf_step(self, state, Config(**options), solver)
+    def step(self, state=START, stopping=None, **options):
+        theta, after, info = self.iterate(state, stopping, **options)
         assert (theta is not None) == info.accepted
         return self.theta if theta is None else theta, after, info
 
@@ -169,11 +199,24 @@ def test_line_search_trials_are_evaluations():
     assert info.evaluations == len(problem.trials) == 2 + 7
 
 
-def test_the_solver_decides_which_iterates_take_part():
+class Rules(Stopping):
+    """Stopping rules, given as functions."""
+
+    def __init__(self, *, keep=None, stop=None):
+        object.__setattr__(self, "rules", (keep, stop))
+
+    def keep(self):
+        return self.rules[0] or super().keep()
+
+    def stop(self, curvature_share, *, compared):
+        return self.rules[1] or super().stop(curvature_share, compared=compared)
+
+
+def test_stopping_rules_decide_which_iterates_take_part():
     problem = Quadratic()
-    _, _, info = problem.step(solver=Solver(keep=lambda number: number == 2), cg_iterations=4)
+    _, _, info = problem.step(stopping=Rules(keep=lambda number: number == 2), cg_iterations=4)
     assert info.evaluations == 2  # the second and the last
-    _, _, info = problem.step(solver=Solver(stop=lambda values: len(values) == 3), cg_iterations=4)
+    _, _, info = problem.step(stopping=Rules(stop=lambda values: len(values) == 3), cg_iterations=4)
     assert (info.cg_steps, info.cg_stop) == (2, CGStop.PROGRESS)
 
 
@@ -209,7 +252,7 @@ def test_a_non_finite_product_ends_cg_and_the_iterates_before_it_count(bad, at):
 
     def curvature(damping):
         count = iter(range(1, 100))
-        return Curvature(lambda v: (good @ v + damping * v) * (bad if next(count) == at else 1.0))
+        return lambda v: (good @ v + damping * v) * (bad if next(count) == at else 1.0)
 
     problem.curvature = curvature
     theta, after, info = problem.step()
@@ -246,7 +289,7 @@ def test_a_batch_without_a_gradient_leaves_the_damping(delta):
     """All rows masked, say: f is 0 wherever θ goes. Fails if ρ of such a batch is a failure: every third batch like that
     makes λ grow without bound."""
     problem = Quadratic()
-    problem.expand = lambda damping: Expansion(0.0, torch.zeros(N, dtype=torch.float64), identity)
+    problem.expand = lambda: (0.0, torch.zeros(N, dtype=torch.float64))
     problem.f = lambda theta: 0.0
     _, after, info = problem.step(replace(START, damping=0.5, delta=delta))
     assert math.isnan(info.reduction_ratio)
@@ -256,7 +299,7 @@ def test_a_batch_without_a_gradient_leaves_the_damping(delta):
 def test_an_update_beyond_the_largest_number_is_not_accepted():
     problem = Quadratic()
     problem.theta = torch.full((N,), 1e38, dtype=torch.float32)
-    problem.expand = lambda damping: Expansion(1.0, torch.full((N,), -1e30), identity)
+    problem.expand = lambda: (1.0, torch.full((N,), -1e30))
     problem._curvature = torch.eye(N) * 1e-9
     problem.f = lambda theta: 0.5
     theta, _, info = problem.step()
@@ -264,19 +307,16 @@ def test_an_update_beyond_the_largest_number_is_not_accepted():
     assert identical(theta, problem.theta)
 
 
-class Saturated:
+class Saturated(Problem):
     """An objective that is finite whatever θ is (it saturates), at a θ whose first entry is the largest number."""
 
     theta = torch.tensor([torch.finfo(torch.float32).max, 1.0])
 
-    def expand(self, damping):
-        return Expansion(1.0, torch.tensor([-1e4, 0.0]), identity)
+    def expand(self):
+        return 1.0, torch.tensor([-1e4, 0.0])
 
     def curvature(self, damping):
-        return Curvature(lambda v: (1e-28 + damping) * v)
-
-    def point(self, delta, rate):
-        return self.theta + rate * delta
+        return lambda v: (1e-28 + damping) * v
 
     def value(self, theta):
         return -1e36
@@ -285,10 +325,10 @@ class Saturated:
 def test_a_last_iterate_that_is_not_finite_is_no_start_of_the_next_step():
     """δ = 10⁴⁰ in single precision. Fails if `shf_step` hands it on: every later step would start from infinity."""
     problem = Saturated()
-    problem.expand = lambda damping: Expansion(1.0, torch.full((2,), -1e10), identity)
-    problem.curvature = lambda damping: Curvature(lambda v: damping * v)
+    problem.expand = lambda: (1.0, torch.full((2,), -1e10))
+    problem.curvature = lambda damping: lambda v: damping * v
     state = replace(START, damping=1e-30)
-    _, after, info = shf_step(problem, state, Config(cg_iterations=1, damping_min=1e-30, damping=1e-30))
+    _, after, info = problem.iterate(state, cg_iterations=1, damping_min=1e-30, damping=1e-30)
     assert info.cg_steps == 1
     assert after.delta is None
 
@@ -297,7 +337,7 @@ def test_a_step_beyond_the_largest_number_is_rejected_even_where_the_objective_i
     """Fails if θ is not looked at before it is accepted: its first entry would be infinite."""
     problem = Saturated()
     state = replace(START, damping=1e-28)
-    theta, _, info = shf_step(problem, state, Config(cg_iterations=1, damping_min=1e-28, damping=1e-28))
+    theta, _, info = problem.iterate(state, cg_iterations=1, damping_min=1e-28, damping=1e-28)
     assert (info.accepted, info.step_size, info.cg_steps) == (False, 0.0, 1)
     assert info.loss_after == info.loss_before
     assert theta is None

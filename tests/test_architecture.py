@@ -15,9 +15,30 @@ CORE = {
     for path in sorted(FOLDER.rglob("*.py"))
     if path.relative_to(FOLDER).parts[0] not in ("lab", "cli.py", "__main__.py")
 }
-"""The files of the core by their names below shf, "cg" or "beyond.kronecker"."""
-LEAVES = {"cg", "damping", "search", "batching", "randomness", "rows", "flat", "steady", "tree"}
+"""The files of the core by their names below shf, "state" or "linear.cg"; a room's face is "linear.__init__"."""
 LABORATORY = ("numpy", "scipy", "matplotlib", "rich", "typer", "tensorboard", "platformdirs", "filelock")
+
+ORDER = (
+    ("component", "errors", "groups", "presets"),
+    ("linear",),
+    ("info", "selection", "solvers"),
+    ("data",),
+    ("losses", "runtime"),
+    ("model",),
+    ("state", "update"),
+    ("averaging", "distributed", "local"),
+    ("damping", "lastsolution", "preconditioners", "probing"),
+    ("commit", "method", "nn", "options", "problems", "product", "subject"),
+    ("algorithm", "roles"),
+    ("composition",),
+    ("iteration",),
+    ("base",),
+    ("hf", "optimizer"),
+    ("__init__",),
+)
+"""The rooms, and the files that stand in none, from the innermost to the outermost: each imports only what stands above
+it."""
+MOST = 12
 
 
 def imported(path: Path) -> set[str]:
@@ -29,27 +50,54 @@ def imported(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path.name} has a relative import"
             assert node.module is not None
-            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
     return found
+
+
+def module_of(name: str) -> str | None:
+    """The file of the core that an imported name is in; a room's face where it comes from that."""
+    name = name.removeprefix("shf.")
+    for found in (name, f"{name}.__init__"):
+        if found in CORE:
+            return found
+    return module_of(name.rpartition(".")[0]) if "." in name else None
 
 
 def siblings(name: str) -> set[str]:
     """The modules of the core that a module of the core imports."""
-    return {m.removeprefix("shf.") for m in imported(CORE[name])} & set(CORE)
+    found = {module_of(m) for m in imported(CORE[name]) if m == "shf" or m.startswith("shf.")}
+    return {m for m in found if m is not None} - {name}
 
 
-def test_leaves_know_only_leaves():
-    assert set(CORE) >= LEAVES
-    assert {name: siblings(name) - LEAVES for name in LEAVES} == {name: set() for name in LEAVES}
+def room(name: str) -> str:
+    return name.partition(".")[0]
 
 
-@pytest.mark.parametrize("name", ["cg", "damping", "search", "flat"])
+def test_every_room_has_its_place():
+    assert {room(name) for name in CORE} - {"nn"} == {name for rooms in ORDER for name in rooms} - {"nn"}
+
+
+def test_rooms_import_one_way():
+    """The graph of the rooms, drawn anew from the files: no edge goes down."""
+    place = {name: k for k, rooms in enumerate(ORDER) for name in rooms}
+    down = {
+        (name, other)
+        for name in CORE
+        for other in siblings(name)
+        if room(name) != room(other) and place[room(other)] >= place[room(name)]
+    }
+    assert not down
+
+
+@pytest.mark.parametrize("name", [name for name in CORE if not name.endswith("__init__")])
+def test_no_module_imports_many_others(name):
+    assert len(siblings(name)) <= MOST
+
+
+@pytest.mark.parametrize("name", ["linear.cg", "linear.flat", "damping.levenberg", "selection"])
 def test_the_innermost_know_no_networks(name):
-    assert not {m for m in imported(CORE[name]) if m.startswith(("torch.nn", "shf"))}
-
-
-def test_damping_and_search_are_about_floats():
-    assert not {m for name in ("damping", "search") for m in imported(CORE[name]) if m.startswith("torch")}
+    assert not {m for m in imported(CORE[name]) if m.startswith("torch.nn")}
+    assert not {m for m in siblings(name) if room(m) in ("model", "probing", "problems")}
 
 
 def test_imports_have_no_circles():
@@ -63,26 +111,31 @@ def test_imports_have_no_circles():
 @pytest.mark.parametrize(
     ("name", "never"),
     [
-        ("curvature", {"cg.conjugate_gradient", "damping", "step", "optimizer"}),
-        ("preconditioner", {"cg.conjugate_gradient", "step", "optimizer"}),
-        ("step", {"network", "optimizer", "processes.distributed", "objective", "hf"}),
-        ("objective", {"optimizer", "processes.distributed", "hf"}),
-        ("batching", {"network"}),
+        ("model.gaussnewton", {"linear.solver", "damping.rule", "algorithm", "optimizer"}),
+        ("preconditioners.diagonal", {"linear.solver", "algorithm", "optimizer"}),
+        ("algorithm", {"model.network", "optimizer", "distributed.channel", "problems.batch", "hf", "composition"}),
+        ("problems.batch", {"optimizer", "distributed.channel", "hf", "algorithm"}),
+        ("data.batches", {"model.network"}),
     ],
 )
 def test_who_does_not_know_whom(name, never):
-    known = {m.removeprefix("shf.") for m in imported(CORE[name]) if m.startswith("shf.")}
-    assert not known & never
+    assert not siblings(name) & never
+
+
+def test_algorithm_1_knows_its_parts_by_their_protocols():
+    """None of the rules, preconditioners and solvers that there are."""
+    concrete = {"damping.heldout", "linear.warmstart", "preconditioners.diagonal", "preconditioners.kronecker"}
+    assert not siblings("algorithm") & concrete
 
 
 def test_one_module_talks_to_other_processes():
     talks = {name for name in CORE for m in imported(CORE[name]) if m.startswith("torch.distributed")}
-    assert talks == {"processes.distributed"}
-    assert {name for name in CORE if "processes.distributed" in siblings(name)} == {"processes.together"}
+    assert talks <= {"distributed.channel"}
+    assert {name for name in CORE if "distributed.channel" in siblings(name)} == {"distributed.replicated"}
 
 
-def test_only_the_adapters_know_the_optimizer():
-    assert {name for name in CORE if "optimizer" in siblings(name)} <= {"__init__", "hf"}
+def test_only_the_face_knows_the_optimizers():
+    assert {name for name in CORE if siblings(name) & {"optimizer", "hf"}} == {"__init__"}
 
 
 @pytest.mark.parametrize("name", CORE)
@@ -126,10 +179,13 @@ def test_public_names():
         "StepInfo",
         "StepMemoryError",
         "conjugate_gradient",
+        "damping",
         "gauss_newton_product",
         "hold_steady",
         "losses",
+        "preconditioners",
         "presets",
+        "solvers",
     ]
     assert all(hasattr(shf, name) for name in shf.__all__)
 

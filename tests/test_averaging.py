@@ -107,6 +107,12 @@ def test_a_copy_made_inside_has_the_average_and_can_be_trained():
     assert copied.step(*labelled()).accepted
 
 
-def test_hf_is_not_told_to_average():
-    with pytest.raises(RuntimeError, match=r"only shf\.SHF has it"), shf.HF(mlp(), CE).averaged():
-        pass
+def test_the_batch_method_averages_too():
+    model = mlp()
+    optimizer = shf.HF(model, CE, averaging=0.5, seed=1)
+    for _ in range(3):
+        optimizer.step([labelled()], curvature=labelled())
+    last = theta(model)
+    with optimizer.averaged():
+        assert not torch.equal(theta(model), last)
+    assert torch.equal(theta(model), last)

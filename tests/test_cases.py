@@ -13,14 +13,14 @@ from torch import Tensor
 
 import shf
 from cases import CASES, ROWS, Case
+from helpers import Objective
 from shf.data.batches import Batch
 from shf.data.draws import Draws, mix, preserved_global_state
 from shf.data.tree import leaves, map_leaves
 from shf.losses import Loss, Reduction
 from shf.model.network import Network
-from shf.preconditioners.diagonal import Preconditioner
+from shf.preconditioners import Jacobi
 from shf.probing.layout import find_layout
-from shf.problems.objective import Objective, Settings
 from shf.runtime.context import twice_differentiable_kernels
 
 SUBSET = torch.tensor([4, 5, 0])
@@ -54,7 +54,7 @@ class Reference:
             self.layout,
             curvature_rows=rows,
             seed=SEED,
-            settings=Settings(**settings),
+            **settings,
         )
 
     def outputs(self, rows: Tensor | None, draws: Draws) -> tuple[Tensor, list[Tensor]]:
@@ -231,7 +231,7 @@ def test_jacobi_estimates_the_diagonal(reference):
             reference.batch,
             reference.layout,
             seed=seed,
-            settings=Settings(Preconditioner.JACOBI),
+            preconditioner=Jacobi(),
         )
         estimates.append(objective.data_terms()[2])
     stack = torch.stack(estimates)

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import shf
 from helpers import CLASSES, FEATURES, identical, labelled, snapshot, theta
-from shf.problems.objective import Objective
+from shf.problems.shared import SharedProblem
 
 CE = nn.CrossEntropyLoss()
 
@@ -74,7 +74,7 @@ def test_products_do_not_see_what_the_model_has_done_since():
 
 
 @pytest.mark.parametrize("block", [normalised, bounded])
-@pytest.mark.parametrize("where", ["curvature", "value", "point"])
+@pytest.mark.parametrize("where", ["system", "value", "point"])
 def test_an_error_in_the_middle_leaves_buffers_as_they_were(block, where, monkeypatch):
     optimizer = shf.SHF(Checkpointed(block, again=True), CE, seed=1)
     optimizer.step(*labelled(30))
@@ -83,7 +83,7 @@ def test_an_error_in_the_middle_leaves_buffers_as_they_were(block, where, monkey
     def fail(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Objective, where, fail)
+    monkeypatch.setattr(SharedProblem, where, fail)
     with pytest.raises(KeyboardInterrupt):
         optimizer.step(*labelled(30))
     assert identical(snapshot(optimizer), before)

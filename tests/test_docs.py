@@ -11,8 +11,10 @@ import torch
 
 import architectures_table
 import shf
-from shf import cg, curvature, losses, optimizer, steady
-from shf.data import growing as growing
+from shf import losses, optimizer, product
+from shf.data import growing
+from shf.linear import cg
+from shf.model import steady
 
 ROOT = Path(__file__).parent.parent
 ROOMS = [path.parent.name for path in (ROOT / "src" / "shf").glob("*/__init__.py") if path.parent.name != "lab"]
@@ -61,7 +63,7 @@ def test_the_examples_of_using_run_one_after_the_other(tmp_path, monkeypatch):
     assert names["optimizer"].step(torch.randn(8, 5, 2), torch.randn(8, 1)).accepted
     names["model"], names["loss"] = torch.nn.Linear(3, 4), lambda z, t: torch.nn.functional.mse_loss(z, t)
     exec(time_first, names)
-    assert names["optimizer"]._count(torch.randn(5, 8, 3)) == 8
+    assert names["optimizer"]._subject.count(torch.randn(5, 8, 3)) == 8
     assert names["optimizer"].step(torch.randn(5, 8, 3), torch.randn(5, 8, 4)).accepted
     graphs, names["model"], names["loss"] = [torch.randn(3) for _ in range(6)], Graphs(), torch.nn.MSELoss()
     exec(other_data, names)
@@ -86,7 +88,7 @@ def same(a, b):
     )
 
 
-@pytest.mark.parametrize("module", [cg, curvature, growing, losses, optimizer, steady], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("module", [cg, growing, losses, optimizer, product, steady], ids=lambda m: m.__name__)
 def test_the_examples_in_docstrings_run(module):
     result = doctest.testmod(module, extraglobs={"torch": torch, "nn": torch.nn, "shf": shf})
     assert result.attempted

@@ -20,7 +20,7 @@ from shf.lab import contest
 from shf.lab.data import Dataset, load
 from shf.lab.pages import filled
 from shf.lab.records import read_run
-from shf.lab.trees import Tree
+from trees import Tree
 
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.usefixtures("ticking")

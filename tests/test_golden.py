@@ -16,18 +16,18 @@ import torch
 from torch import nn
 
 import shf
-from helpers import assert_close
+from helpers import Objective, assert_close
 from shf.damping.levenberg import adapt_damping, reduction_ratio
 from shf.data.batches import Batch, curvature_rows
 from shf.linear.cg import conjugate_gradient
+from shf.linear.decay import Decay
 from shf.losses import Loss
-from shf.maxnorm import clip_norms_
 from shf.model.network import Network
-from shf.preconditioners.diagonal import Preconditioner, inverse_diagonal_
+from shf.preconditioners import EmpiricalFisher, Identity, Preconditioner
+from shf.preconditioners.diagonal import inverse_diagonal_
 from shf.probing.layout import find_layout
-from shf.problems.decay import Decay
-from shf.problems.objective import Objective, Settings
 from shf.selection import backtrack, line_search
+from shf.update import clip_norms_
 
 FOLDER = Path(__file__).parent / "golden"
 
@@ -52,7 +52,7 @@ class Trace:
                 p.copy_(value)
         return network
 
-    def objective_at(self, k: int, preconditioner: Preconditioner = Preconditioner.EMPIRICAL_FISHER) -> Objective:
+    def objective_at(self, k: int, preconditioner: Preconditioner | None = None) -> Objective:
         network = self.network_at(k)
         batch = Batch.of(self.of.inputs[k], self.of.targets[k])
         size, subset = self.meta["curvature_batch"], int(self.of.curvature_subset[k])
@@ -65,7 +65,7 @@ class Trace:
             find_layout(network, batch, 0),
             curvature_rows=rows,
             decay=decay,
-            settings=Settings(preconditioner),
+            preconditioner=preconditioner or EmpiricalFisher(),
         )
 
     def start_at(self, k: int) -> torch.Tensor | None:
@@ -100,7 +100,7 @@ def test_the_traces_are_whole(trace):
 
 def test_objective_and_gradient(trace):
     for k in range(trace.iterations):
-        expansion = trace.objective_at(k, Preconditioner.NONE).expand(float(trace.of.damping[k]))
+        expansion = trace.objective_at(k, Identity()).expand(float(trace.of.damping[k]))
         assert_close(expansion.value, trace.of.loss_before[k])
         assert_close(expansion.gradient, trace.of.gradient[k])
 
@@ -109,7 +109,7 @@ def test_preconditioner(trace):
     for k in range(trace.iterations):
         objective = trace.objective_at(k)
         _, _, diagonal = objective.data_terms()
-        P_inverse = inverse_diagonal_(diagonal, float(trace.of.damping[k]), objective._decay, trace.meta["xi"])
+        P_inverse = inverse_diagonal_(diagonal, float(trace.of.damping[k]), objective.problem._decay, trace.meta["xi"])
         assert_close(1 / P_inverse, trace.of.preconditioner[k])
 
 

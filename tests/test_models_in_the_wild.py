@@ -18,12 +18,11 @@ from torch.utils.data import (
 )
 
 import shf
-from helpers import FEATURES, assert_close, identical, labelled, mlp, snapshot, theta
+from helpers import FEATURES, Objective, assert_close, identical, labelled, mlp, snapshot, theta
 from shf.data.batches import Batch
 from shf.losses import Loss
 from shf.model.network import Network
 from shf.probing.layout import find_layout
-from shf.problems.objective import Objective, Settings
 
 CE = nn.CrossEntropyLoss()
 
@@ -351,8 +350,9 @@ def test_squares_of_outputs_that_are_padded_to_the_longest_row(longest, microbat
     inputs, targets = of_unequal_length(longest)
     model = PaddedToTheLongest().double()
     network, batch = Network(model, list(model.parameters())), Batch.of(inputs, targets)
-    settings = Settings(microbatch=microbatch)
-    found = Objective(network, Loss(squared), batch, find_layout(network, batch, 3), settings=settings).data_terms()[2]
+    found = Objective(
+        network, Loss(squared), batch, find_layout(network, batch, 3), microbatch=microbatch
+    ).data_terms()[2]
     z = model(*inputs)
     (u,) = torch.autograd.grad(squared(z, targets), z, retain_graph=True)
     expected = torch.zeros_like(found)

@@ -483,7 +483,7 @@ def test_repr_shows_settings_state_and_groups():
     optimizer = shf.SHF(mlp(), CE, weight_decay=2e-5, cg_iterations=7)
     optimizer.next_epoch()
     text = repr(optimizer)
-    settings = "damping=1.0, damping_factor=0.99, damping_rise=1.0, structural_damping=0.0, damping_rule='batch', "
+    settings = "damping=1.0, damping_min=1e-15, damping_max=1000000000000000.0, damping_factor=0.99, "
     assert text.startswith(f"SHF({settings}")
     assert text.endswith("; λ=1, epoch 1; parameters: 42 with weight_decay=2e-05, 9 with weight_decay=0; one process)")
 

@@ -85,6 +85,8 @@ CASES = {
         vanishes={"model": lambda: nn.Sequential(Held(), *mlp())},
         tolerance=1e-10,
     ),
+    # the others have dense references of their own, in tests/linear
+    "solver": Case((), ("cg", shf.solvers.CG(iterations=3)), vanishes={"cg_iterations": None}),
     # a linear model and a quadratic loss: solved after as many iterations as there are parameters
     "cg_iterations": Case(
         (1, 3),

@@ -7,9 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shf.candidates import Candidates
 from shf.linear.cg import keep_all
-from shf.selection import Backtracking, Rate, line_search
+from shf.selection import Backtracking, Candidates, Rate, line_search
 
 ALL, FIRST_WORSE, LAST = Backtracking.ALL, Backtracking.FIRST_WORSE, Backtracking.LAST
 NAN, INF = math.nan, math.inf

@@ -1,16 +1,16 @@
 """Stochastic Hessian-free optimization (Kiros, 2013) for PyTorch: curvature without a learning rate."""
 
-from shf import losses
-from shf.algorithm import StepInfo
-from shf.config import Config, HFConfig, presets
-from shf.damping.levenberg import DampingBound
+from shf import damping, losses, preconditioners, solvers
+from shf.composition import Config, HFConfig
 from shf.data.growing import GrowingLoader
 from shf.errors import NonFiniteError, RankError, SHFWarning, StepMemoryError
 from shf.hf import HF
+from shf.info import DampingBound, StepInfo
 from shf.linear.cg import CGResult, CGStop, conjugate_gradient
-from shf.model.gaussnewton import gauss_newton_product
 from shf.model.steady import hold_steady
 from shf.optimizer import SHF
+from shf.presets import presets
+from shf.product import gauss_newton_product
 
 __version__ = "0.1.0"
 
@@ -29,8 +29,11 @@ __all__ = [
     "StepInfo",
     "StepMemoryError",
     "conjugate_gradient",
+    "damping",
     "gauss_newton_product",
     "hold_steady",
     "losses",
+    "preconditioners",
     "presets",
+    "solvers",
 ]

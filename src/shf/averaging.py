@@ -5,25 +5,49 @@ Late in training the iterates move around a point more than towards it; their av
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from shf.model.network import Network
-from shf.state import OptimizerState, forget_others, recall, remember
+from shf.component import Component, number, option
+from shf.state import Memory, OptimizerState, recall
 
 AVERAGE = "average"
 """Its name in the optimizer's state."""
 
 
-def update_average(network: Network, theta: Tensor, state: OptimizerState, decay: float, iteration: int) -> None:
-    """average ← d · average + (1 - d) · θ with d = min(decay, (k + 1)/(k + 10)) after step k = 0, 1, …: early iterates
-    are soon forgotten. A parameter that is new begins with itself; that of one which is not trained any more is dropped."""
-    keep = min(decay, (iteration + 1) / (iteration + 10))
-    for p, value in zip(network.parameters, network.shapes.split(theta), strict=True):
-        old = recall(state, p, AVERAGE)
-        remember(state, p, **{AVERAGE: value.clone() if old is None else torch.lerp(value, old, keep)})
-    forget_others(network, state, AVERAGE)
+@dataclass(frozen=True, kw_only=True)
+class Averaging(Component):
+    """A running average of θ, parameter by parameter."""
+
+    decay: float = option(
+        0.0,
+        number(least=0.0, below=1.0),
+        """the share of the running average of the iterates that a step keeps; 0 for no average. `SHF.averaged` puts the
+        average in the parameters' place, for evaluation.""",
+        name="averaging",
+    )
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return (AVERAGE,) if self.decay else ()
+
+    def update(self, theta: Tensor, memory: Memory) -> None:
+        """average ← d · average + (1 - d) · θ with d = min(decay, (k + 1)/(k + 10)) after step k = 0, 1, …: early iterates
+        are soon forgotten. A parameter that is new begins with itself."""
+        if not self.decay:
+            return
+        k = memory.numbers["iteration"]
+        keep = min(self.decay, (k + 1) / (k + 10))
+        values = memory.network.shapes.split(theta)
+        memory.keep_pieces(
+            AVERAGE,
+            [
+                value.clone() if old is None else torch.lerp(value, old, keep)
+                for value, old in zip(values, memory.pieces(AVERAGE), strict=True)
+            ],
+        )
 
 
 @contextmanager

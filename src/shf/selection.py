@@ -1,9 +1,16 @@
-"""CG backtracking and the line search of Algorithm 1. Both see the objective as a callable of an index or a rate."""
+"""CG's iterates as candidates for the update, the choice among them (CG backtracking), and the line search of Algorithm 1.
+
+All of it sees the objective as a callable."""
 
 import enum
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from shf.component import Component, one_of, option, whole
+from shf.linear.cg import keep_last
 
 
 class Backtracking(enum.Enum):
@@ -84,3 +91,68 @@ def line_search(
             alpha *= shrink
             value = value_at(alpha)
     return Rate(0.0, f_old)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A CG iterate δ: its number, the damped model's value there, and f(θ + δ) once it is known."""
+
+    number: int
+    delta: Tensor
+    model: float
+    value: float = math.nan
+
+
+class Candidates:
+    """CG's iterates as candidates for the update.
+
+    Where all of them are compared, f is evaluated as CG makes them and only the best is kept: one vector instead of ζ.
+    Among equals the later one is taken. Where the last is to be taken, it alone is kept.
+    """
+
+    def __init__(self, f: Callable[[Tensor], float], rule: Backtracking, keep: Callable[[int], bool]) -> None:
+        self.keep = keep_last if rule is Backtracking.LAST else keep
+        self._f = f
+        self._rule = rule
+        self._kept: list[Candidate] = []
+
+    def visit(self, number: int, x: Tensor, q: float) -> None:
+        if self._rule is not Backtracking.ALL:
+            self._kept.append(Candidate(number, x.clone(), q))
+            return
+        value = self._f(x)
+        if math.isfinite(value) and not (self._kept and value > self._kept[0].value):
+            delta = self._kept[0].delta.copy_(x) if self._kept else x.clone()
+            self._kept = [Candidate(number, delta, q, value)]
+
+    def choose(self) -> Candidate | None:
+        """The iterate to take; None if f is finite at none."""
+        if self._rule is Backtracking.ALL:
+            return self._kept[0] if self._kept else None
+        choice = backtrack(lambda j: self._f(self._kept[j].delta), len(self._kept))
+        return None if choice.index is None else replace(self._kept[choice.index], value=choice.value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection(Component):
+    """Which CG iterate is taken, and how far along it (Algorithm 1)."""
+
+    backtracking: str | None = option(
+        "all",
+        one_of("all", "first-worse", None),
+        """which CG iterate is taken: "all" (the best of all), "first-worse", or None (the last; what exact momentum adds to
+        it is taken unless the objective is higher there).""",
+    )
+    line_search_steps: int = option(60, whole(least=0), "trials of the line search before a step is rejected [ω].")
+
+    @property
+    def compares_all(self) -> bool:
+        """Whether f is evaluated at every iterate."""
+        return Backtracking(self.backtracking) is Backtracking.ALL
+
+    def candidates(self, f: Callable[[Tensor], float], keep: Callable[[int], bool]) -> Candidates:
+        return Candidates(f, Backtracking(self.backtracking), keep)
+
+    def rate(self, f: Callable[[float], float], f_old: float, f_full: float, slope: float, noise: float) -> Rate:
+        """α, and f there."""
+        return line_search(f, f_old, f_full, slope, steps=self.line_search_steps, noise=noise)

@@ -1,13 +1,79 @@
-"""What the optimizer remembers of each parameter between steps, in its state, as torch saves and loads it."""
+"""What the parts of an optimizer remember between steps: tensors of each parameter and numbers, as torch saves and loads
+them."""
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from shf.data.draws import mix
 from shf.model.network import Network
 
 OptimizerState = MutableMapping[Tensor, dict[str, Any]]
+
+
+class Memory:
+    """What is remembered, in one step: read as it was before the step; what is to be kept is written when the step is done.
+
+    Args:
+        network: with the parameters that are trained now.
+        state: the optimizer's, parameter by parameter.
+        numbers: the optimizer's.
+        cache: what follows from the rest, and is made again where it is missing; it is not saved.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        state: OptimizerState,
+        numbers: Mapping[str, Any],
+        cache: MutableMapping[str, Any] | None = None,
+    ) -> None:
+        self.network = network
+        self.cache = {} if cache is None else cache
+        self.numbers: Mapping[str, Any] = numbers
+        self._state = state
+        self._kept: dict[str, Sequence[Tensor | None]] = {}
+        self._numbers: dict[str, Any] = {}
+
+    def number(self, name: str, default: Any = None) -> Any:
+        """A number as it was before the step, or as it was kept in it."""
+        return self._numbers.get(name, self.numbers.get(name, default))
+
+    def pieces(self, name: str) -> list[Tensor | None]:
+        """A tensor of each trained parameter; None where there is none."""
+        return [recall(self._state, p, name) for p in self.network.parameters]
+
+    def vector(self, name: str) -> Tensor | None:
+        """Tensors of the parameters' shapes as one flat vector; None if one of them is missing."""
+        pieces = self.pieces(name)
+        if any(piece is None for piece in pieces):
+            return None
+        return self.network.shapes.flatten(pieces, self.network.parameters[0])
+
+    def keep(self, **numbers: Any) -> None:
+        """These numbers are to be remembered."""
+        self._numbers.update(numbers)
+
+    def keep_pieces(self, name: str, pieces: Sequence[Tensor | None]) -> None:
+        """A tensor of each trained parameter is to be remembered; None removes one."""
+        self._kept[name] = pieces
+
+    def keep_vector(self, name: str, vector: Tensor | None) -> None:
+        """A flat vector of θ's size is to be remembered; None removes what there is."""
+        count = len(self.network.parameters)
+        self._kept[name] = [None] * count if vector is None else self.network.shapes.split(vector)
+
+    def commit(self) -> dict[str, Any]:
+        """Writes the tensors, and drops those of parameters that are not trained any more: they would be stale when these
+        are again. Returns the numbers."""
+        for p, values in zip(self.network.parameters, zip(*self._kept.values(), strict=True), strict=False):
+            remember(self._state, p, **dict(zip(self._kept, values, strict=True)))
+        trained = {id(p) for p in self.network.parameters}
+        for other in [p for p, entries in self._state.items() if entries and id(p) not in trained]:
+            self._state[other] = {}
+        return {**self.numbers, **self._numbers}
 
 
 def recall(state: OptimizerState, parameter: Tensor, name: str) -> Tensor | None:
@@ -23,11 +89,11 @@ def remember(state: OptimizerState, parameter: Tensor, **entries: Tensor | None)
     state[parameter] = {**kept, **{name: value for name, value in entries.items() if value is not None}}
 
 
-def forget_others(network: Network, state: OptimizerState, name: str) -> None:
-    """Removes an entry of parameters that are not trained now (frozen ones): it would be stale when they are again."""
-    trained = {id(p) for p in network.parameters}
-    for p in [p for p, entries in state.items() if name in entries and id(p) not in trained]:
-        remember(state, p, **{name: None})
+def forget_all_but(state: OptimizerState, names: Iterable[str]) -> None:
+    """Removes the entries that nobody owns: what options that are off have left would be stale once they are on again."""
+    known = set(names)
+    for p in list(state):
+        remember(state, p, **dict.fromkeys(name for name in state[p] if name not in known))
 
 
 def refuse_other_shapes(state_dict: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> None:
@@ -42,3 +108,22 @@ def refuse_other_shapes(state_dict: Mapping[str, Any], groups: Sequence[Mapping[
                     f"the state is of another model: {name} of parameter {number} has shape {tuple(found.shape)}, expected "
                     f"{tuple(p.shape)}"
                 )
+
+
+def step_seed(numbers: Mapping[str, Any]) -> int:
+    """Of the random draws of the step that these numbers precede."""
+    return mix(numbers["seed"], numbers["iteration"])
+
+
+class Move:
+    """A step that was made: θ before and after it, flat."""
+
+    def __init__(self, before: Tensor, after: Tensor, *, accepted: bool) -> None:
+        self.after = after
+        self.accepted = accepted
+        self._before = before
+
+    def difference(self) -> Tensor | None:
+        """What was added to θ; None where nothing was, or not only finite numbers."""
+        moved = self.after - self._before if self.accepted else None
+        return moved if moved is not None and bool(torch.isfinite(moved).all()) else None

@@ -9,6 +9,7 @@ from torch import nn
 import shf
 from helpers import assert_close, identical, labelled, mlp, theta, valued
 from shf.damping.heldout import HIGH, LOW, Averages, powers
+from shf.preconditioners import Identity
 from shf.selection import Rate
 
 CE = nn.CrossEntropyLoss()
@@ -55,7 +56,7 @@ def test_a_step_that_cost_more_than_it_gained_raises_lambda_at_once(monkeypatch,
     info = optimizer.step(*valued(seed=0))
     gain = info.loss_before - info.loss_after
     monkeypatch.setattr(
-        "shf.problems.objective.Objective.value", lambda self, theta: self.expand(1.0).value - harm * gain
+        "shf.problems.shared.SharedProblem.value", lambda self, theta: self.linearise(Identity()).value - harm * gain
     )
     found = optimizer.step(*valued(seed=1)).damping
     assert found == pytest.approx(0.9**-4 if rises else 1.0)
@@ -67,7 +68,7 @@ def test_what_is_lost_in_rounding_is_not_costly(monkeypatch):
     optimizer.step(*valued(seed=0))
     optimizer.param_groups[0]["shf"] |= {"heldout_unit": 1e-18}
     monkeypatch.setattr(
-        "shf.problems.objective.Objective.value", lambda self, theta: self.expand(1.0).value * (1 - 2e-16)
+        "shf.problems.shared.SharedProblem.value", lambda self, theta: self.linearise(Identity()).value * (1 - 2e-16)
     )
     assert optimizer.step(*valued(seed=1)).damping == 1.0
 
@@ -148,7 +149,7 @@ def test_a_rejected_step_is_not_judged(monkeypatch):
     optimizer.step(*valued())
     assert all("moved" in entry for entry in optimizer.state.values())
     with monkeypatch.context() as patch:
-        patch.setattr("shf.algorithm.line_search", lambda *args, **kwargs: Rate(0.0, args[1]))
+        patch.setattr("shf.selection.line_search", lambda *args, **kwargs: Rate(0.0, args[1]))
         assert not optimizer.step(*valued()).accepted
     assert not any("moved" in entry for entry in optimizer.state.values())
     before = averages_of(optimizer)
@@ -232,7 +233,7 @@ def test_lambda_does_not_fall_below_a_thousandth_of_the_first(monkeypatch, rule)
     options = {"damping": "auto", "damping_rule": rule, "damping_factor": 0.01, "seed": 1}
     optimizer, other = (shf.SHF(mlp(), CE, **options) for _ in range(2))
     first = optimizer.step(*labelled()).damping
-    monkeypatch.setattr("shf.damping.heldout.HeldOut.__call__", lambda self, damping, *rest: 0.01 * damping)
+    monkeypatch.setattr("shf.damping.heldout.HeldOut.listen", lambda self, damping, here: 0.01 * damping)
     other.load_state_dict(optimizer.state_dict())
     for one in (optimizer, other):
         infos = [one.step(*labelled(seed=k)) for k in range(6)]
@@ -262,7 +263,7 @@ def test_what_the_first_damping_costs_is_counted():
         infos = [optimizer.step(*labelled(seed=k)) for k in range(2)]
         counts[damping] = [(info.gradients, info.products) for info in infos]
     (first, second), (plain, _) = counts["auto"], counts[1.0]
-    assert first == (plain[0] + 1, plain[1] + 3)  # three outputs: three products
+    assert first == (plain[0], plain[1] + 3)  # three outputs: three products; the gradient's own pass serves
     assert second == counts[1.0][1]
 
 
@@ -295,25 +296,23 @@ def test_a_batch_without_curvature_does_not_choose_the_first_damping():
 def test_a_loss_without_curvature_is_not_looked_at_for_ever():
     optimizer = shf.SHF(nn.Linear(4, 3).double(), nn.L1Loss(), damping="auto", seed=1)
     infos = [optimizer.step(*valued(seed=k)) for k in range(12)]
-    assert [info.gradients for info in infos] == [2] * 10 + [1] * 2
+    assert [info.products - info.cg_steps for info in infos] == [3] + [4] * 9 + [1] * 2
     assert infos[5].damping != 1.0  # it moves by ρ meanwhile
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"damping": "auto"},
-        {"damping_rule": "held-out"},
-        {"cg_worth": True},
-        {"averaging": 0.9},
-        {"noise_every": 3},
-        {"cg_noise": 0.3, "noise_every": 3},
-        {"delta_momentum": "exact"},
-    ],
+    "name", ["damping_rule", "cg_worth", "cg_noise", "noise_every", "curvature_batch", "factor_every"]
 )
-def test_the_batch_method_refuses_it(options):
-    with pytest.raises(ValueError, match=r"only shf\.SHF has it"):
-        shf.HF(mlp(), CE, **options)
+def test_the_batch_method_does_not_have_it(name):
+    with pytest.raises(TypeError, match=rf"HF\(\) has no option '{name}'"):
+        shf.HF(mlp(), CE, **{name: None})
+
+
+def test_the_batch_method_finds_its_first_damping_too():
+    optimizer = shf.HF(mlp(), CE, damping="auto", seed=1)
+    info = optimizer.step([labelled()], curvature=labelled())
+    assert info.accepted
+    assert info.damping == pytest.approx(1000 * optimizer.param_groups[0]["shf"]["damping_floor"])
 
 
 def test_with_one_output_the_first_damping_hangs_little_on_chance():

@@ -6,15 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shf.damping.levenberg import (
-    DAMPING_MAX,
-    DAMPING_MIN,
-    DampingBound,
-    adapt_damping,
-    bound_reached,
-    reduction_ratio,
-    rounding,
-)
+from shf.damping.levenberg import adapt_damping, reduction_ratio, rounding
+from shf.damping.rule import DAMPING_MAX, DAMPING_MIN
+from shf.info import DampingBound, bound_reached
 
 FAILURE = -math.inf
 

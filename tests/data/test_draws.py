@@ -112,8 +112,8 @@ def test_rows_folded_behind_time_are_found():
 
     optimizer, x, t = optimizer_for(function, curvature_batch=2)
     optimizer.step(x, t)
-    assert optimizer._layouts._known is not None
-    assert optimizer._layouts._known[1].draws == [RowAxis(0, 3, minor=True)]
+    assert optimizer._subject._layouts._known is not None
+    assert optimizer._subject._layouts._known[1].draws == [RowAxis(0, 3, minor=True)]
 
 
 def test_the_same_seed_gives_the_same_trajectory_and_the_global_generator_rests():

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default
 
 import shf
 from helpers import labelled, mlp, normalised, valued
-from shf.algorithm import StepInfo
 from shf.data.growing import BatchSize
+from shf.info import StepInfo
 
 CE = nn.CrossEntropyLoss()
 

@@ -15,8 +15,8 @@ from shf.data.rows import RowAxis
 from shf.distributed.agreement import checksum, differences, to_text
 from shf.distributed.collective import SINGLE, Share
 from shf.distributed.failure import FailureReports
+from shf.linear.decay import Decay
 from shf.linear.flat import Shapes
-from shf.problems.decay import Decay
 
 # --- rows ---------------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from toy import LOSS, blobs, build, network, parameters, stepper
 from shf.lab.baselines import METHODS
 from shf.lab.baselines.dropout_sgd import DropoutSGDSettings, clip_incoming_
 from shf.lab.baselines.ksd import krylov_subspace, minimise
-from shf.lab.baselines.objective import Objective
+from shf.lab.baselines.objective import TrainingObjective
 from shf.lab.baselines.torch_methods import momentum_schedule
 from shf.lab.baselines.vsgd import VSGD, VSGDSettings
 from shf.lab.experiments import ExperimentError
@@ -181,7 +181,7 @@ class TestVSGD:
     h = torch.tensor([1.0, 10.0, 100.0], dtype=torch.float64)
 
     def method(self, model: Noisy, **settings: Any) -> VSGD:
-        return VSGD(Objective(model, total), VSGDSettings(**settings))
+        return VSGD(TrainingObjective(model, total), VSGDSettings(**settings))
 
     def test_without_noise_and_overestimate_the_first_update_is_newton_s(self) -> None:
         """All gradients agree: g²/v = 1, and differences find h, so η = 1/h for every parameter."""
@@ -304,16 +304,16 @@ class TestKSD:
         model, (inputs, targets) = network(), blobs()
         method, before = build("ksd", model), parameters(model)
         calls = 0
-        original = Objective.gradient
+        original = TrainingObjective.gradient
 
-        def interrupt(self: Objective, *args: Any, **options: Any) -> Any:
+        def interrupt(self: TrainingObjective, *args: Any, **options: Any) -> Any:
             nonlocal calls
             calls += 1
             if calls == 3:
                 raise KeyboardInterrupt
             return original(self, *args, **options)
 
-        monkeypatch.setattr(Objective, "gradient", interrupt)
+        monkeypatch.setattr(TrainingObjective, "gradient", interrupt)
         with pytest.raises(KeyboardInterrupt):
             stepper(METHODS["ksd"], inputs, targets)(method, 0)
         assert torch.equal(parameters(model), before)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from toy import LOSS, blobs, build, network, objective, parameters, stepper
 
 from shf.lab.baselines import METHODS, find
-from shf.lab.baselines.objective import Objective
+from shf.lab.baselines.objective import TrainingObjective
 from shf.lab.models import incoming_weights, weight_layers
 
 NAMES = sorted(METHODS)
@@ -181,7 +181,7 @@ class TestRegistry:
 class TestObjective:
     def test_all_batches_count_by_their_rows(self) -> None:
         model, (inputs, targets) = network(), blobs(80)
-        o = Objective(model, LOSS, weight_decay=0.1)
+        o = TrainingObjective(model, LOSS, weight_decay=0.1)
         whole_value, whole = o.gradient(inputs, targets)
         batches = [(inputs[a:b], targets[a:b]) for a, b in ((0, 50), (50, 60), (60, 80))]
         value, gradient, count = o.gradient_over(batches)
@@ -192,7 +192,7 @@ class TestObjective:
 
     def test_replay_repeats_the_draws_and_goes_on_after_them(self) -> None:
         model, (inputs, targets) = network(dropout=0.5), blobs()
-        o = Objective(model, LOSS, seed=3)
+        o = TrainingObjective(model, LOSS, seed=3)
         first, _ = o.gradient(inputs, targets)
         again, _ = o.gradient(inputs, targets, replay=True)
         following, _ = o.gradient(inputs, targets)
@@ -200,8 +200,8 @@ class TestObjective:
 
     def test_no_batches_and_no_parameters_are_errors(self) -> None:
         with pytest.raises(ValueError, match="there are no batches"):
-            Objective(network(), LOSS).gradient_over([])
+            TrainingObjective(network(), LOSS).gradient_over([])
         with pytest.raises(ValueError, match="no trainable parameters"):
-            Objective(nn.ReLU(), LOSS)
+            TrainingObjective(nn.ReLU(), LOSS)
         with pytest.raises(ValueError, match="weight_decay=-1"):
-            Objective(network(), LOSS, weight_decay=-1.0)
+            TrainingObjective(network(), LOSS, weight_decay=-1.0)

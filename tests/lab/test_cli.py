@@ -89,9 +89,9 @@ def test_the_module_is_the_command() -> None:
 
 
 def test_list_shows_the_paper_and_what_was_measured_here() -> None:
-    from shf.lab import timings
+    from shf.lab import measuring
 
-    timings.remember("usps-classifier", 0.5)
+    measuring.remember("usps-classifier", 0.5)
     result = shf_command("list")
     assert result.exit_code == 0
     words = re.sub(r"\s+", " ", result.output)

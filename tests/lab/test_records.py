@@ -17,6 +17,7 @@ import pytest
 
 from shf.lab.files import write_atomically
 from shf.lab.lock import OWNER_FILE, RunLockedError, locked
+from shf.lab.npz import write_npz
 from shf.lab.records import (
     MetricsFile,
     RecordError,
@@ -24,9 +25,9 @@ from shf.lab.records import (
     Seal,
     read_run,
     read_run_file,
+    read_samples,
     write_run,
 )
-from shf.lab.samples import SamplesError, encode_samples, read_samples
 
 CONFIG = {"experiment": {"name": "tiny", "metric": "train_squared_error"}, "method": "shf"}
 
@@ -38,7 +39,7 @@ def record(directory: Path, *, status: str = "finished", rows: int = 3) -> Metri
         metrics.append({"row": "epoch", "epoch": epoch, "train_squared_error": 10.0 / (epoch + 1)})
         metrics.append({"row": "iteration", "iteration": epoch, "reduction_ratio": -math.inf})
     metrics.flush()
-    samples = encode_samples({"images": np.zeros((2, 4, 4), np.uint8)})
+    samples = write_npz({"images": np.zeros((2, 4, 4), np.uint8)})
     (directory / "samples.npz").write_bytes(samples)
     seals = {"metrics": metrics.seal().to_json(), "samples": Seal.of(samples).to_json()}
     write_run(directory / "run.json", {"status": status, "config": CONFIG, **seals})
@@ -252,8 +253,8 @@ def test_missing_record_names_the_directory(tmp_path: Path) -> None:
 
 def test_samples_come_back_and_the_same_arrays_give_the_same_bytes(tmp_path: Path) -> None:
     arrays: dict[str, Any] = {"labels": np.arange(3), "images": np.arange(27, dtype=np.uint8).reshape(3, 3, 3)}
-    content = encode_samples(arrays)
-    assert content == encode_samples(arrays)
+    content = write_npz(arrays)
+    assert content == write_npz(arrays)
     (tmp_path / "samples.npz").write_bytes(content)
     found = read_samples(tmp_path / "samples.npz")
     for name, array in arrays.items():
@@ -288,7 +289,7 @@ HOSTILE = {
 def test_hostile_samples_are_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / "samples.npz"
     path.write_bytes(HOSTILE[name])
-    with pytest.raises(SamplesError, match=r"samples\.npz"):
+    with pytest.raises(RecordError, match=r"samples\.npz"):
         read_samples(path)
 
 

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from shf.lab import plots, report
-from shf.lab.figures import Run, _without_the_start, charts, metric_words, named, slug
+from shf.lab.figures import NamedRun, _without_the_start, charts, metric_words, named, slug
+from shf.lab.npz import write_npz
 from shf.lab.plots import Chart, Series, draw, spread, thinned
 from shf.lab.records import MetricsFile, RecordError, Seal, read_run, write_run
-from shf.lab.samples import encode_samples
 
 HOSTILE = '"><script>alert(1)</script>&{{7*7}}$x$'
 
@@ -56,7 +56,7 @@ def make_run(
             extra = {"damping": 0.99**i, "reduction_ratio": draw_from.normal(0.8, 0.2)} if method == "shf" else {}
             metrics.append({"row": "iteration", "iteration": i, "epoch": epoch, **extra})
     metrics.flush()
-    content = encode_samples(_samples(task))
+    content = write_npz(_samples(task))
     (directory / "samples.npz").write_bytes(content)
     experiment = {
         "name": f"{task}-experiment{text}",
@@ -368,7 +368,7 @@ def test_a_record_without_an_experiment_is_refused(tmp_path: Path, config: dict[
         page(tmp_path)
 
 
-def runs_below(place: Path) -> list[Run]:
+def runs_below(place: Path) -> list[NamedRun]:
     return named(report.read_verified(report.find_runs([place])))
 
 

@@ -2,7 +2,6 @@
 
 import io
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -10,8 +9,7 @@ from torch import nn
 
 import shf
 from helpers import counts, identical, labelled, mlp, overshooting_model, theta
-from shf.config import Config
-from shf.linear.caution import Caution, iterations
+from shf.linear.stopping import Caution
 
 
 @pytest.mark.parametrize(
@@ -27,10 +25,10 @@ from shf.linear.caution import Caution, iterations
     ],
 )
 def test_when_one_iteration_must_do(before, rho, noise, after):
-    info = replace(shf.StepInfo.of_skipped(1.0, ""), reduction_ratio=rho, gradient_noise=noise)
-    found = Caution(0.3, {"cautious": before}).write(info)
+    caution = Caution(noise=0.3)
+    found = caution.after({"cautious": before}, rho, noise)
     assert found == {"cautious": after}
-    assert iterations(Config(cg_iterations=7, cg_noise=0.3, noise_every=10), found) == (1 if after else 7)
+    assert caution.limit(7, found) == (1 if after else 7)
 
 
 def test_without_the_option_nothing_is_remembered():

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import assert_close, identical
-from shf.linear.cg import CGStop, conjugate_gradient, geometric, keep_all, keep_last, relative_progress
+from shf.linear.cg import CGStop, conjugate_gradient, keep_all, keep_last
+from shf.linear.stopping import geometric, relative_progress
 
 sizes = st.integers(1, 8)
 seeds = st.integers(0, 2**32 - 1)

@@ -99,7 +99,7 @@ def test_the_last_iteration_needs_no_transposed_product(monkeypatch, decay, rows
         optimizer = shf.SHF(model, CE, **options)
         if whole:
             monkeypatch.setattr(
-                "shf.algorithm.conjugate_gradient", lambda *a, quadratic, **k: conjugate_gradient(*a, **k)
+                "shf.linear.solver.conjugate_gradient", lambda *a, quadratic, **k: conjugate_gradient(*a, **k)
             )
         pulled.clear()
         optimizer.step(*labelled())

@@ -7,13 +7,12 @@ from torch.utils.checkpoint import checkpoint
 
 import shf
 import worlds
-from helpers import assert_close, identical, snapshot, theta
+from helpers import Objective, assert_close, identical, snapshot, theta
 from shf.data.batches import Batch
 from shf.data.draws import preserved_global_state
 from shf.losses import Loss
 from shf.model.network import Network
 from shf.probing.layout import find_layout
-from shf.problems.objective import Objective, Settings
 
 ROWS, STEPS, UNITS = 7, 4, 3
 CE = nn.CrossEntropyLoss()
@@ -60,7 +59,7 @@ def objective(model, loss=CE, rows=None, **settings) -> Objective:
     batch, network = Batch.of(*sequences()), Network(model, list(model.parameters()))
     with preserved_global_state():
         layout = find_layout(network, batch, 3)
-    found = Objective(network, Loss(loss), batch, layout, curvature_rows=rows, settings=Settings(**settings))
+    found = Objective(network, Loss(loss), batch, layout, curvature_rows=rows, **settings)
     found.expand(1.0)
     return found
 

@@ -11,18 +11,19 @@ from torch import Tensor, nn
 
 import cases
 import shf
-from helpers import ROWS, assert_close, identical, labelled, mlp, normalised, theta, valued
+from helpers import ROWS, Objective, assert_close, identical, labelled, mlp, normalised, theta, valued
 from shf.data.batches import Batch
 from shf.data.draws import preserved_global_state
+from shf.linear.decay import Decay
 from shf.losses import Loss
 from shf.model.network import Network
-from shf.preconditioners.diagonal import Preconditioner
+from shf.preconditioners import Identity
 from shf.preconditioners.factors import Block, Factors, balance, find_blocks, invert
-from shf.preconditioners.kronecker import FactorMemory, Renewal, Schedule
+from shf.preconditioners.kronecker import Renewal, Schedule
 from shf.probing.layout import find_layout
-from shf.problems.decay import Decay
-from shf.problems.objective import Objective, Settings
+from shf.problems.shared import SharedProblem
 from shf.runtime.context import twice_differentiable_kernels
+from shf.state import Memory
 
 DAMPING, DECAY, SEED = 0.3, 0.05, 7
 ONCE = Schedule(average=0.95, every=1, cg_iterations=3)
@@ -38,7 +39,7 @@ class Setting:
         self.model, self.network, self.loss = model, Network(model, list(model.parameters())), Loss(loss)
         self.batch, self.state = Batch.of(inputs, targets, **handling), {}
         self.decay = Decay(self.network.shapes, tuple(decay if p.ndim > 1 else 0.0 for p in self.network.parameters))
-        self.renewal = Renewal(FactorMemory(), self.network, self.state, {}, 0, ONCE)
+        memory = Memory(self.network, self.state, {"iteration": 0})
         with preserved_global_state(), twice_differentiable_kernels(torch.device("cpu")), torch.no_grad():
             self.objective = Objective(
                 self.network,
@@ -47,11 +48,11 @@ class Setting:
                 find_layout(self.network, self.batch, 3),
                 decay=self.decay,
                 seed=seed,
-                settings=Settings(Preconditioner.KRONECKER, microbatch=microbatch),
-                renewal=self.renewal,
+                microbatch=microbatch,
+                preconditioner=Renewal(memory, ONCE),
             )
             self.expansion = self.objective.expand(DAMPING)
-        self.renewal.write()
+        memory.commit()
 
     def inverse(self) -> Tensor:
         """P⁻¹, dense."""
@@ -77,7 +78,7 @@ def references(setting: Setting, layers: list[str]) -> dict[str, tuple[Tensor, T
     z = setting.model(setting.batch.inputs)
     for handle in handles:
         handle.remove()
-    u = setting.loss.expand(z.detach(), setting.batch.targets).hessian_root(setting.objective._signs)[0]
+    u = setting.loss.expand(z.detach(), setting.batch.targets).hessian_root(setting.objective.part._passes.signs)[0]
     gradients = torch.autograd.grad((u * z).sum(), [out for _, out in seen.values()])
     found = {}
     for (name, (a, _)), g in zip(seen.items(), gradients, strict=True):
@@ -288,9 +289,13 @@ def test_the_gradient_is_the_same(case):
     network = plain._network()
     with preserved_global_state(), twice_differentiable_kernels(torch.device("cpu")):
         layout = find_layout(network, Batch.of(inputs, targets, **case.handling), 3)
-        settings = Settings(Preconditioner.NONE)
         objective = Objective(
-            network, plain.loss, Batch.of(inputs, targets, **case.handling), layout, seed=SEED, settings=settings
+            network,
+            plain.loss,
+            Batch.of(inputs, targets, **case.handling),
+            layout,
+            seed=SEED,
+            preconditioner=Identity(),
         )
         expected = objective.data_terms()[1]
     assert_close(found, expected, 1e-10)
@@ -311,7 +316,7 @@ def test_parameters_outside_of_layers_have_a_jacobi_diagonal():
     model = double(nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, 3)))
     setting = Setting(model, *labelled())
     z = model(setting.batch.inputs)
-    u = setting.loss.expand(z.detach(), setting.batch.targets).hessian_root(setting.objective._signs)[0]
+    u = setting.loss.expand(z.detach(), setting.batch.targets).hessian_root(setting.objective.part._passes.signs)[0]
     expected = torch.zeros(5, dtype=torch.float64)
     for row in (u * z).sum(1):
         expected += torch.autograd.grad(row, model[1].weight, retain_graph=True)[0].square()
@@ -334,7 +339,7 @@ def test_an_embedding_has_a_jacobi_diagonal_of_its_cases(axis):
     model, words = double(Words()), torch.randint(5, (ROWS, 7))
     setting = Setting(model, words, labelled()[1])
     z = model(words)
-    u = setting.loss.expand(z.detach(), setting.batch.targets).hessian_root(setting.objective._signs)[0]
+    u = setting.loss.expand(z.detach(), setting.batch.targets).hessian_root(setting.objective.part._passes.signs)[0]
     by_case = [
         torch.autograd.grad(row, model.embedding.weight, retain_graph=True)[0].square() for row in (u * z).sum(1)
     ]
@@ -478,7 +483,9 @@ def test_a_loss_on_one_of_several_outputs_has_the_root_of_that_output_alone():
 def test_signs_of_two_outputs_are_not_the_same():
     setting = Setting(mlp(), *labelled())
     output = torch.zeros(50, 3)
-    assert not torch.equal(setting.objective._signs(output, 0, 0), setting.objective._signs(output, 0, 1))
+    assert not torch.equal(
+        setting.objective.part._passes.signs(output, 0, 0), setting.objective.part._passes.signs(output, 0, 1)
+    )
 
 
 def test_a_sum_over_elements_needs_no_dense_blocks(monkeypatch):
@@ -572,11 +579,13 @@ def test_factors_of_frozen_parameters_are_forgotten():
 def test_what_layers_returned_is_let_go_before_cg(monkeypatch):
     """Fails if the record of a renewal stays: every layer's output would be in memory throughout CG."""
     recorded = []
-    genuine = Objective.curvature
+    genuine = SharedProblem.system
     monkeypatch.setattr(
-        Objective,
-        "curvature",
-        lambda self, damping: recorded.append(dict(self._for_products[0]._kept.calls.of)) or genuine(self, damping),
+        SharedProblem,
+        "system",
+        lambda self, damping: (
+            recorded.append(dict(self.part._shared.jacobian._kept.calls.of)) or genuine(self, damping)
+        ),
     )
     shf.SHF(mlp(), CE, preconditioner="kronecker").step(*labelled())
     assert recorded == [{}]
@@ -710,13 +719,13 @@ def test_renewals_take_a_fifth_of_the_work():
 def test_an_exception_takes_the_renewal_back(monkeypatch):
     optimizer = run(make(factor_every=1), 0, 2)
     before = copy.deepcopy(optimizer.state_dict())
-    original = Renewal.write
+    original = Memory.commit
 
     def interrupted(self):
         original(self)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Renewal, "write", interrupted)
+    monkeypatch.setattr(Memory, "commit", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(optimizer, 2, 3)
     monkeypatch.undo()

@@ -7,12 +7,11 @@ import torch
 from torch import nn
 
 import shf
-from helpers import assert_close, identical, labelled, mlp, snapshot
+from helpers import Objective, assert_close, identical, labelled, mlp, snapshot
 from shf.data.batches import Batch
 from shf.losses import Loss
 from shf.model.network import Network
 from shf.probing.layout import find_layout
-from shf.problems.objective import Objective
 
 CE = nn.CrossEntropyLoss()
 OPTIONS = [{}, {"preconditioner": "jacobi"}, shf.presets.fast]

@@ -12,9 +12,8 @@ from torch import nn
 
 import shf
 from helpers import identical, labelled, mlp, snapshot
-from shf.algorithm import StepInfo
-from shf.damping.levenberg import DampingBound
 from shf.data.batches import Batch
+from shf.info import DampingBound, StepInfo
 from shf.linear.cg import CGStop
 from shf.runtime.diagnosis import describe, diagnose
 

@@ -23,19 +23,11 @@ at once. A change that is lost in rounding comes from a step that is too short t
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import astuple, dataclass, fields
-from typing import Any
 
-import torch
-from torch import Tensor
-
-from shf.damping.levenberg import HELD_OUT_RISE, rounding
-from shf.distributed.collective import Collective
-from shf.linear.cg import Dot
-from shf.linear.flat import all_finite
-from shf.model.network import Network
-from shf.state import OptimizerState, forget_others, recall, remember
+from shf.damping.levenberg import LevenbergMarquardt, adapt_damping
+from shf.local import Local
+from shf.state import Memory, Move
 
 LOW, HIGH = 0.05, 0.25
 """q below LOW raises λ, above HIGH lowers it."""
@@ -51,7 +43,7 @@ _HARM = 0.5
 """Where the slope is lost in noise, the least harm to unseen data, in units of the gain, that raises λ."""
 _COSTLY = 1.0
 """The harm of a single step to unseen data, in units of its gain, from which λ rises at once."""
-_FASTEST_UP, _FASTEST_DOWN = HELD_OUT_RISE, 2.0
+_FASTEST_UP, _FASTEST_DOWN = 4.0, 2.0
 """The most powers of the damping factor by which λ rises and falls in a step."""
 _PREFIX, _UNIT, _GAIN = "heldout_", "heldout_unit", "heldout_gain"
 MOVED = "moved"
@@ -120,60 +112,50 @@ def _clipped(units: float) -> float:
     return min(max(units, -_MOST), _MOST)
 
 
-HELD_OUT_NUMBERS = (_UNIT, _GAIN, *(_PREFIX + field.name for field in fields(Averages)))
-"""The names of what the rule remembers among the optimizer's numbers."""
+@dataclass(frozen=True, kw_only=True)
+class HeldOut(LevenbergMarquardt):
+    """λ moves by what the next batch says of a step; a small ρ still raises it, one near 1 says nothing."""
 
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return (MOVED,)
 
-class HeldOut:
-    """The rule in one step: hears this batch's verdict on the last step, and remembers this one's move.
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        return (*super().numbers, _UNIT, _GAIN, *(_PREFIX + field.name for field in fields(Averages)))
 
-    Args:
-        network: with its present parameters.
-        state: the optimizer's, where the last move lies, parameter by parameter.
-        scalars: the optimizer's numbers, the averages among them.
-        factor: λ moves by powers of this.
-        ranks: the processes of the step.
-    """
-
-    def __init__(
-        self, network: Network, state: OptimizerState, scalars: dict[str, Any], factor: float, ranks: Collective
-    ) -> None:
-        self.averages = Averages(*(scalars.get(_PREFIX + field.name, 0.0) for field in fields(Averages)))
-        self._unit = float(scalars.get(_UNIT, 0.0))
-        self._gain = float(scalars.get(_GAIN, 0.0))
-        self._network = network
-        self._state = state
-        self._factor = factor
-        self._ranks = ranks
-
-    def __call__(
-        self, damping: float, value: float, downhill: Tensor, f: Callable[[Tensor, float], float], dot: Dot
-    ) -> float:
-        """λ for this step, from f here, -∇f here, and f elsewhere on the same batch."""
-        pieces = [recall(self._state, p, MOVED) for p in self._network.parameters]
-        if any(piece is None for piece in pieces) or self._unit <= 0:
+    def listen(self, damping: float, here: Local) -> float:
+        step, unit = here.memory.vector(MOVED), float(here.memory.number(_UNIT, 0.0))
+        if step is None or unit <= 0:
             return damping
-        step = self._ranks.own(self._network.shapes.flatten(pieces, self._network.parameters[0]))
-        change = value - f(step, -1.0)
-        slope = 2 * change + dot(downhill, step)
+        step = here.own(step)
+        change = here.value - here.f(step, -1.0)
+        slope = 2 * change + here.dot(here.downhill, step)
         if not (math.isfinite(change) and math.isfinite(slope)):
             return damping
-        lost = abs(change) < 2 * rounding(value, torch.finfo(downhill.dtype).eps)  # of either evaluation
-        verdict = (-1.0, -1.0) if lost else (_clipped(change / self._unit), _clipped(slope / self._unit))
-        self.averages = self.averages.hear(*verdict)
-        costly = not lost and change > _COSTLY * self._unit
-        return damping * math.pow(self._factor, -_FASTEST_UP if costly else powers(self.averages))
+        lost = abs(change) < 2 * here.noise  # of either evaluation
+        verdict = (-1.0, -1.0) if lost else (_clipped(change / unit), _clipped(slope / unit))
+        averages = _averages(here.memory).hear(*verdict)
+        here.memory.keep(**{_PREFIX + f.name: getattr(averages, f.name) for f in fields(Averages)})
+        costly = not lost and change > _COSTLY * unit
+        return damping * math.pow(self.factor, -_FASTEST_UP if costly else powers(averages))
 
-    def write(self, move: Tensor | None, gain: float) -> dict[str, float]:
-        """Puts the move of this step (None where there was none) into the state. The averages, and the unit of the verdict
-        on this step, are the caller's to keep: what it gained on its own batch, or a third of what steps before it did."""
-        average = gain if self._gain <= 0 else _MEMORY * self._gain + (1 - _MEMORY) * gain
-        pieces = None if move is None or not all_finite(move) else self._network.shapes.split(move)
-        for i, p in enumerate(self._network.parameters):
-            remember(self._state, p, **{MOVED: None if pieces is None else pieces[i]})
-        forget_others(self._network, self._state, MOVED)
-        return {
-            _UNIT: max(gain, average / 3),
-            _GAIN: average,
-            **{_PREFIX + f.name: getattr(self.averages, f.name) for f in fields(Averages)},
-        }
+    def end(self, damping: float, rho: float, least: float, most: float) -> float:
+        return adapt_damping(damping, rho, self.factor, rise=self.rise, least=least, most=most, high=math.inf)
+
+    def moved(self, move: Move, gain: float, here: Local) -> None:
+        """Remembers the move, and the unit of the verdict on this step: what it gained on its own batch, or a third of what
+        steps before it did."""
+        memory, known = here.memory, float(here.memory.number(_GAIN, 0.0))
+        average = gain if known <= 0 else _MEMORY * known + (1 - _MEMORY) * gain
+        memory.keep_vector(MOVED, move.difference())
+        averages = _averages(memory)
+        memory.keep(**{_UNIT: max(gain, average / 3), _GAIN: average})
+        memory.keep(**{_PREFIX + f.name: getattr(averages, f.name) for f in fields(Averages)})
+
+    def _largest_rise(self) -> float:
+        return _FASTEST_UP
+
+
+def _averages(memory: Memory) -> Averages:
+    return Averages(*(memory.number(_PREFIX + field.name, 0.0) for field in fields(Averages)))

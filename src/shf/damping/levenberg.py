@@ -1,7 +1,11 @@
 """Levenberg-Marquardt damping (§4.2): the reduction ratio ρ and the rule that moves λ. Floats only."""
 
-import enum
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shf.component import number, option
+from shf.damping.rule import DAMPING_MAX, DAMPING_MIN, Damping
 
 _UNITS = 4.0
 """Units in the last place by which f differs from itself at points next to each other."""
@@ -34,24 +38,6 @@ def reduction_ratio(f_new: float, f_old: float, model_change: float, noise: floa
     return change / model_change
 
 
-DAMPING_MIN = 1e-15
-"""λ's default floor: below it (B + λI) is B to rounding."""
-DAMPING_MAX = 1e15
-"""λ's default ceiling: above it a step is zero to rounding."""
-
-HELD_OUT_RISE = 4.0
-"""The largest power of the factor by which the held-out rule raises λ in one step."""
-
-
-class DampingBound(enum.Enum):
-    """The end of its range that λ has come to."""
-
-    FLOOR = "λ is at its floor"
-    """`damping_min`, or that of `damping="auto"`."""
-    CEILING = "λ is at its ceiling"
-    """`damping_max`."""
-
-
 def adapt_damping(
     damping: float,
     rho: float,
@@ -74,8 +60,36 @@ def adapt_damping(
     return min(max(damping, least), most)
 
 
-def bound_reached(damping: float, least: float, most: float) -> DampingBound | None:
-    """Which end of [least, most] λ stands at, if any; the ceiling where there is but one value."""
-    if damping >= most:
-        return DampingBound.CEILING
-    return DampingBound.FLOOR if damping <= least else None
+@dataclass(frozen=True, kw_only=True)
+class LevenbergMarquardt(Damping):
+    """λ ← factor·λ where ρ > ¾, λ ← λ/factor^rise where ρ < ¼, ρ on the batch of the step itself (§4.2)."""
+
+    factor: float = option(
+        0.99,
+        number(above=0.0, most=1.0),
+        "λ is multiplied or divided by this after a step [99/100].",
+        name="damping_factor",
+    )
+    rise: float = option(
+        1.0,
+        number(least=1.0),
+        """where λ rises, it is divided by `damping_factor` to this power. 1 is the paper's: it rises as fast as it
+        falls.""",
+        name="damping_rise",
+    )
+
+    def check(self, say: Callable[[str], str]) -> None:
+        super().check(say)
+        power = max(self.rise, self._largest_rise())
+        if self.factor**power < 1e-15:
+            raise ValueError(
+                f"{say('factor')}): λ may rise by its power {power:g} in one step ({say('rise')}), which is more than 1e15; "
+                "give a larger factor"
+            )
+
+    def end(self, damping: float, rho: float, least: float, most: float) -> float:
+        return adapt_damping(damping, rho, self.factor, rise=self.rise, least=least, most=most)
+
+    def _largest_rise(self) -> float:
+        """The largest power of the factor by which λ rises in one step, besides `rise`."""
+        return 1.0

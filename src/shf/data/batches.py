@@ -9,10 +9,38 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from shf.component import Component, one_of, option, whole
 from shf.data.tree import leaves
 
 Select = Callable[[Any, Tensor], Any]
 Count = Callable[[Any], int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvatureBatch(Component):
+    """Which rows of a gradient batch are the curvature batch (§4.4)."""
+
+    size: int | None = option(
+        None,
+        whole(least=1, optional=True),
+        "rows of the curvature batch [|X^c|]; None for all rows of the gradient batch.",
+        name="curvature_batch",
+    )
+    order: str = option(
+        "block",
+        one_of("block", "strided"),
+        """which rows of a gradient batch are the curvature batch in epoch e. "block": (eC + i) mod B for i < C, the paper's.
+        "strided": (⌊iB/C⌋ + e) mod B, spread evenly over the batch; with several processes, a block may lie on one of them
+        and leave the others idle, this gives each its proportion.""",
+        name="curvature_rows",
+    )
+
+    def rows(self, total: int, epoch: int) -> Tensor | None:
+        return curvature_rows(total, self.size, epoch, strided=self.order == "strided")
+
+    def share(self, total: int) -> float:
+        """Of the batch's rows."""
+        return 1.0 if self.size is None else min(1.0, self.size / total)
 
 
 def curvature_rows(rows: int, size: int | None, epoch: int, *, strided: bool = False) -> Tensor | None:

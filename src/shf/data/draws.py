@@ -178,6 +178,12 @@ def preserved_global_state() -> Iterator[None]:
         torch.set_rng_state(state)
 
 
+def random_signs(like: Tensor, seed: int) -> Tensor:
+    """Independent ±1."""
+    signs = torch.empty_like(like, memory_format=torch.contiguous_format)
+    return signs.bernoulli_(0.5, generator=generator(like.device, seed)).mul_(2).sub_(1)
+
+
 def _in_place(func: Any) -> Callable[..., Tensor]:
     """For x.bernoulli_(p), x.normal_() and their kind: the same operation on the whole batch's tensor."""
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
-from shf.algorithm import StepInfo
 from shf.data.batches import select_rows
 from shf.data.draws import mix
+from shf.info import StepInfo
 
 
 @dataclass(frozen=True)

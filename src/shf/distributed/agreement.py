@@ -4,12 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from shf.data.draws import mix
+from shf.data.repeatable import checksum
 
-_CHUNK = 2**20
 _NAMED = 5
 """How many differences an error spells out."""
 
@@ -42,20 +40,6 @@ def _entries(facts: Any, path: str = "") -> dict[str, Any]:
     if not isinstance(facts, dict):
         return {path: facts}
     return {k: v for key, value in facts.items() for k, v in _entries(value, f"{path}.{key}" if path else key).items()}
-
-
-@torch.no_grad()
-def checksum(tensor: Tensor) -> int:
-    """A number that depends on every bit of a tensor and on its place; costs one pass over it and no memory.
-
-    Each entry's bits are weighted by an odd number of its own, modulo 2⁶⁴: a change of one entry always shows, and changes
-    of several cancel only by accident.
-    """
-    width = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}[tensor.element_size()]
-    bits = tensor.detach().reshape(-1).view(width)
-    weights = torch.arange(min(len(bits), _CHUNK), device=bits.device).mul_(2).add_(1).mul_(0x2545F4914F6CDD1D)
-    sums = [int((chunk.long() * weights[: len(chunk)]).sum()) for chunk in bits.split(_CHUNK)]
-    return mix(*sums)
 
 
 def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:

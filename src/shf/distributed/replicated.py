@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from shf.component import Component, flag, number, one_of, option, whole
 from shf.data.draws import mix
 from shf.distributed.agreement import checksums, differences, to_text
 from shf.distributed.channel import Channel, Traffic, find_group
@@ -31,21 +32,37 @@ _NAMED = 5
 """How many differing tensors an error describes."""
 
 
-@dataclass(frozen=True)
-class Communication:
-    """How ranks talk.
+@dataclass(frozen=True, kw_only=True)
+class Communication(Component):
+    """How ranks talk."""
 
-    Attributes:
-        dtype: of the vectors in messages; None for their own.
-        check_every: steps between two comparisons of the parameters' bits.
-        timeout: seconds until a rank that does not answer is given up; None for the group's own.
-        split: whether vectors of θ's size are split over the ranks.
-    """
+    split: bool = option(
+        False,
+        flag,
+        """with several processes, split CG's vectors, preconditioner and δ over them, so that the optimizer's memory falls
+        with their number; `state_dict` is then to be called on all of them.""",
+        name="split_vectors",
+    )
+    message_dtype: str | None = option(
+        None,
+        one_of(None, "bfloat16"),
+        """"bfloat16" to halve or quarter the messages between processes; None for the parameters' own dtype.""",
+    )
+    check_every: int = option(
+        100, whole(least=1), "steps between two comparisons, bit by bit, of the parameters on all processes."
+    )
+    timeout: float | None = option(
+        None,
+        number(above=0.0, most=1e9, words=(None,)),
+        """seconds until a process that does not answer is given up, set on the process group; None leaves the group's
+        own.""",
+        name="rank_timeout",
+    )
 
-    dtype: torch.dtype | None = None
-    check_every: int = 100
-    timeout: float | None = None
-    split: bool = False
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Of the vectors in messages; None for their own."""
+        return torch.bfloat16 if self.message_dtype == "bfloat16" else None
 
 
 class Connection:

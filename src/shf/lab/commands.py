@@ -19,7 +19,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from shf.lab.allocator import keep_freed_memory
+from shf.lab import machine
 from shf.lab.experiments import EXPERIMENTS, ExperimentError
 from shf.lab.outlet import Outlet
 
@@ -122,7 +122,7 @@ CheckpointSeconds = Annotated[float, typer.Option(min=0.0, help="At most so long
 def _main(
     version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version.")] = False,
 ) -> None:
-    keep_freed_memory()
+    machine.keep_freed_memory()
     if version:
         from shf import __version__
 
@@ -140,7 +140,7 @@ def list_experiments(
     data_dir: DataDir = None,
 ) -> None:
     """The experiments: the paper's setting, its figure, and the time they take here."""
-    from shf.lab import timings
+    from shf.lab import measuring
     from shf.lab.baselines.registry import METHODS
     from shf.lab.listing import experiments_table, methods_table
 
@@ -154,7 +154,7 @@ def list_experiments(
         return
     if measure:
         _measure(data_dir)
-    known = timings.recall()
+    known = measuring.recall()
     if as_json:
         rows = [{**e.to_json(), "seconds_per_epoch_here": known.get(e.name)} for e in EXPERIMENTS.values()]
         typer.echo(json.dumps(rows, indent=1))
@@ -448,14 +448,14 @@ def _refuse_file(option: str, place: Path | None) -> None:
 
 def _conclude(result: RunResult, as_json: bool) -> None:
     """Print what a run ended with, remember how long its epochs took, and end with its exit code."""
-    from shf.lab import timings
+    from shf.lab import measuring
     from shf.lab.observer import Status
     from shf.lab.records import plain
 
     summary, config = result.summary, result.config
     long_enough = summary.get("elapsed_seconds", 0.0) >= _TELLING_SECONDS
     if config.method == "shf" and not config.options and config.clock == "wall" and long_enough:
-        timings.remember(config.experiment.name, float(summary["seconds_per_epoch"]))
+        measuring.remember(config.experiment.name, float(summary["seconds_per_epoch"]))
     if as_json:
         shown = {"status": result.status.value, "directory": str(result.directory), "warnings": list(result.warnings)}
         typer.echo(json.dumps(plain({**shown, "summary": summary}), indent=1))

@@ -22,6 +22,8 @@ from shf.lab.experiments import EXPERIMENTS, OPTIONS, Experiment, ExperimentErro
 from shf.lab.runconfig import Pretraining, RunConfig
 from shf.lab.words import suggest
 
+find_method = registry.find
+
 
 @dataclass(frozen=True)
 class Request:
@@ -81,13 +83,6 @@ def configure(request: Request, experiment: Experiment | None = None, *, choices
         clock=request.clock,
         evaluate_seconds=request.evaluate_seconds,
     )
-
-
-def find_method(name: str) -> MethodSpec:
-    try:
-        return registry.find(name)
-    except ValueError as error:
-        raise ExperimentError(str(error)) from None
 
 
 def parse_options(options: Sequence[str]) -> dict[str, Any]:
@@ -171,10 +166,7 @@ def _settings(
         raise ExperimentError(f"--set {unknown[0]}: {spec.name} has no such setting; {suggest(unknown[0], known)}")
     seed = {"seed": request.seed} if "seed" in spec.defaults else {}
     tuned = {} if choice is None else choice.settings
-    try:
-        return spec.complete({**seed, **fixed_settings(experiment, spec), **tuned, **own})
-    except ValueError as error:
-        raise ExperimentError(str(error)) from None
+    return spec.complete({**seed, **fixed_settings(experiment, spec), **tuned, **own})
 
 
 def fixed_settings(experiment: Experiment, spec: MethodSpec) -> dict[str, Any]:

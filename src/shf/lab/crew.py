@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 
-from shf.algorithm import StepInfo
 from shf.data.batches import count_rows, select_rows
 from shf.distributed import channel as distributed
 from shf.distributed.channel import Channel
 from shf.errors import RankError
+from shf.info import StepInfo
 from shf.lab.baselines.registry import METHODS
+from shf.lab.baselines.second_order import SHFMethod
 from shf.lab.experiments import ExperimentError
 from shf.lab.problem import build_loss, build_model
 from shf.lab.runconfig import RunConfig
@@ -59,25 +60,26 @@ class Crew:
             raise ExperimentError(
                 f"{config.method} works on one process; under torchrun only shf does its steps on {self.size}"
             )
-        _say(self._channel, {"do": "build", "config": config.to_json()})
+        assert isinstance(method, SHFMethod)
+        _say(self._channel, "build", config=config.to_json())
         _meet(self._channel)
         if (seconds := config.settings.get("rank_timeout")) is not None:  # the others wait as long as rank 0 needs
             self._channel.wait_at_most(seconds)
-        method.optimizer = _Leading(method.optimizer, self._channel, self)  # type: ignore[attr-defined]
+        training.method = _Leading(method.optimizer, self._channel, self)
 
     def follow(self) -> None:
         """The other ranks: does what rank 0 says until it says that the run is over."""
         assert self._channel is not None
         for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 decides: it finishes its iteration, saves, and tells
             signal.signal(number, signal.SIG_IGN)
-        follower: _Follower | None = None
+        optimizer: SHF | None = None
         while (message := _listen(self._channel))["do"] != "end":
             if message["do"] == "build":
-                follower = _Follower(RunConfig.from_json(message["config"]), self._channel)
+                optimizer = _build(RunConfig.from_json(message["config"]))
                 _meet(self._channel)
             else:
-                assert follower is not None
-                follower.obey(message)
+                assert optimizer is not None
+                _obey(optimizer, message, self._channel)
 
 
 @contextmanager
@@ -94,75 +96,67 @@ def joined() -> Iterator[Crew]:
         finally:
             if channel.rank == 0 and crew.listening:  # also where rank 0 failed; who is gone already cannot be told
                 with suppress(RankError):
-                    _say(channel, {"do": "end"})
+                    _say(channel, "end")
     finally:
         distributed.leave()
 
 
-class _Leading:
-    """The optimizer of rank 0: what it is told to do, the others are told as well."""
+class _Leading(SHFMethod):
+    """SHF on rank 0: what it does, the others are told to do as well."""
 
     def __init__(self, optimizer: SHF, channel: Channel, crew: Crew) -> None:
-        self._optimizer = optimizer
-        self._channel = channel
-        self._crew = crew
+        super().__init__(optimizer)
+        self._channel, self._crew = channel, crew
         self._current = False  # whether the others have this network's parameters and this optimizer's state
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._optimizer, name)
-
-    def step(self, inputs: Any, targets: Any) -> StepInfo:
+    def advance(self, inputs: Any, targets: Any) -> StepInfo:
         if not self._current:
-            self._say("load", model=self._optimizer.model.state_dict(), optimizer=self._optimizer.state_dict())
+            optimizer = self.optimizer
+            _say(self._channel, "load", model=optimizer.model.state_dict(), optimizer=optimizer.state_dict())
             self._current = True
-        self._say("step", inputs=inputs, targets=targets)
+        _say(self._channel, "step", inputs=inputs, targets=targets)
         self._crew.listening = False
-        info = self._optimizer.step(*_own(self._channel, inputs, targets))
+        info = super().advance(*_own(self._channel, inputs, targets))
         self._crew.listening = True
         return info
 
     def next_epoch(self) -> None:
         if self._current:
-            self._say("epoch")
-        self._optimizer.next_epoch()
+            _say(self._channel, "epoch")
+        super().next_epoch()
 
     def state_dict(self) -> dict[str, Any]:
         if self._current:
-            self._say("state")
-        return self._optimizer.state_dict()
+            _say(self._channel, "state")
+        return super().state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._optimizer.load_state_dict(state)
+        super().load_state_dict(state)
         self._current = False
 
-    def _say(self, what: str, **content: Any) -> None:
-        _say(self._channel, {"do": what, **content})
 
-
-class _Follower:
+def _build(config: RunConfig) -> SHF:
     """Network and optimizer of another rank."""
+    torch.set_num_threads(config.threads)
+    model = build_model(config.experiment, seed=config.seed, dropout_layers=config.dropout_layers)
+    method = METHODS[config.method].build(model, build_loss(config.experiment), config.settings)
+    assert isinstance(method, SHFMethod)
+    return method.optimizer
 
-    def __init__(self, config: RunConfig, channel: Channel) -> None:
-        torch.set_num_threads(config.threads)
-        model = build_model(config.experiment, seed=config.seed, dropout_layers=config.dropout_layers)
-        method: Any = METHODS[config.method].build(model, build_loss(config.experiment), config.settings)
-        self._model = model
-        self._optimizer: SHF = method.optimizer
-        self._channel = channel
 
-    def obey(self, message: Mapping[str, Any]) -> None:
-        match message["do"]:
-            case "load":
-                self._model.load_state_dict(message["model"])
-                self._optimizer.load_state_dict(message["optimizer"])
-            case "step":
-                self._optimizer.step(*_own(self._channel, message["inputs"], message["targets"]))
-            case "epoch":
-                self._optimizer.next_epoch()
-            case "state":
-                self._optimizer.state_dict()
-            case other:
-                raise RuntimeError(f"rank 0 said {other!r}, which rank {self._channel.rank} does not know")
+def _obey(optimizer: SHF, message: Mapping[str, Any], channel: Channel) -> None:
+    match message["do"]:
+        case "load":
+            optimizer.model.load_state_dict(message["model"])
+            optimizer.load_state_dict(message["optimizer"])
+        case "step":
+            optimizer.step(*_own(channel, message["inputs"], message["targets"]))
+        case "epoch":
+            optimizer.next_epoch()
+        case "state":
+            optimizer.state_dict()
+        case other:
+            raise RuntimeError(f"rank 0 said {other!r}, which rank {channel.rank} does not know")
 
 
 def _own(channel: Channel, inputs: Any, targets: Any) -> tuple[Any, Any]:
@@ -171,9 +165,9 @@ def _own(channel: Channel, inputs: Any, targets: Any) -> tuple[Any, Any]:
     return select_rows(inputs, rows), select_rows(targets, rows)
 
 
-def _say(channel: Channel, message: Mapping[str, Any]) -> None:
+def _say(channel: Channel, what: str, **content: Any) -> None:
     buffer = io.BytesIO()
-    torch.save(dict(message), buffer)
+    torch.save({"do": what, **content}, buffer)
     channel.broadcast_bytes(buffer.getvalue())
 
 

@@ -8,7 +8,7 @@ all random generators as they were.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,13 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from shf.data.batches import select_rows
+from shf.lab.baselines.protocol import Loss
 from shf.lab.data import Dataset, terrain
 from shf.lab.experiments import Task
 
 _CHUNK = 2000
 _MOST_SAMPLES = 24
-
-Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 @contextmanager
@@ -92,13 +91,12 @@ def samples(model: nn.Module, task: Task, data: Dataset, pixels: Tensor) -> dict
     as it is and as it was learned.
 
     Args:
-        data: what the network was trained on; its `image_shape` is None for data that are no images (nothing to show).
+        data: what the network was trained on, images.
         pixels: the test images as ink in [0, 1], before standardisation.
     """
     if data.whole is not None:
         return {"maps": _maps(model, data.whole)}
-    if data.image_shape is None:
-        return {}
+    assert data.image_shape is not None
     with _evaluating(model):
         if task is Task.AUTOENCODER:
             rows = torch.linspace(0, len(pixels) - 1, min(_MOST_SAMPLES // 2, len(pixels))).long()

@@ -31,7 +31,7 @@ AXES = {
 
 
 @dataclass(frozen=True)
-class Run:
+class NamedRun:
     """A record with the name and colour under which the report shows it; runs that differ in seed or split share both."""
 
     record: RunRecord
@@ -50,17 +50,17 @@ def metric_words(metric: str) -> str:
     return f"{words} {METRIC_WORDS.get(name, name.replace('_', ' '))}"
 
 
-def named(records: Sequence[RunRecord]) -> list[Run]:
+def named(records: Sequence[RunRecord]) -> list[NamedRun]:
     """Labels and colours for the runs of one experiment, in the order of both; SHF comes first."""
     labels = _labels(records)
     order = sorted(set(labels), key=lambda label: (not label.startswith("shf"), labels.index(label)))
-    runs = [Run(record, label, order.index(label)) for record, label in zip(records, labels, strict=True)]
+    runs = [NamedRun(record, label, order.index(label)) for record, label in zip(records, labels, strict=True)]
     return sorted(runs, key=lambda run: run.colour)
 
 
 def _labels(records: Sequence[RunRecord]) -> list[str]:
     """Names under which only runs that differ in nothing but seed and split come together."""
-    for name in (_label, _longer_label, _placed_label):
+    for name in (_label, _longer_label, lambda record: f"{_longer_label(record)} in {record.directory.name}"):
         labels = [name(record) for record in records]
         kinds = {(label, _kind(record)) for label, record in zip(labels, records, strict=True)}
         if len(kinds) == len(set(labels)):
@@ -74,10 +74,6 @@ def _kind(record: RunRecord) -> str:
     config = {key: value for key, value in record.config.items() if key not in left_out}
     config["settings"] = {key: value for key, value in (config.get("settings") or {}).items() if key != "seed"}
     return json.dumps(config, sort_keys=True, default=str)
-
-
-def _placed_label(record: RunRecord) -> str:
-    return f"{_longer_label(record)} in {record.directory.name}"
 
 
 def _longer_label(record: RunRecord) -> str:
@@ -104,16 +100,14 @@ def _label(record: RunRecord) -> str:
     return " ".join(words)
 
 
-def charts(runs: Sequence[Run]) -> list[Chart]:
+def charts(runs: Sequence[NamedRun]) -> list[Chart]:
     """The charts of one experiment, those first that people look for first."""
     if not any(len(run.record.epochs) > 1 for run in runs):
         return []
-    found = [_learning_curves(runs, axis) for axis in AXES]
-    found += [chart for chart in (_damping(runs), _reduction_ratio(runs)) if chart is not None]
-    return found
+    return [*(_learning_curves(runs, axis) for axis in AXES), *_method_charts(runs)]
 
 
-def _learning_curves(runs: Sequence[Run], axis: str) -> Chart:
+def _learning_curves(runs: Sequence[NamedRun], axis: str) -> Chart:
     """The judged error as a line, its counterpart on the other part of the data dashed."""
     metric = runs[0].metric
     part, _, name = metric.partition("_")
@@ -133,7 +127,7 @@ def _learning_curves(runs: Sequence[Run], axis: str) -> Chart:
     )
 
 
-def _axis_words(axis: str, runs: Sequence[Run]) -> str:
+def _axis_words(axis: str, runs: Sequence[NamedRun]) -> str:
     """Seconds say what clock they are of where it is not the wall's."""
     clocks = {str(run.record.config.get("clock", "wall")) for run in runs} - {"wall"}
     return f"{AXES[axis]} ({' or '.join(sorted(clocks))} time)" if axis == "elapsed_seconds" and clocks else AXES[axis]
@@ -149,13 +143,13 @@ def _without_the_start(series: Sequence[Series]) -> tuple[float, float] | None:
     return 0.93 * float(later.min()), 1.08 * float(later.max())
 
 
-def _pair(run: Run, label: str, axis: str, metric: str, other: str) -> Iterator[Series]:
+def _pair(run: NamedRun, label: str, axis: str, metric: str, other: str) -> Iterator[Series]:
     x = run.record.column(axis)
     yield Series("", x, run.record.column(other), run.colour, dashed=True)
     yield Series(label, x, run.record.column(metric), run.colour)
 
 
-def _labelled_once(runs: Sequence[Run]) -> Iterator[tuple[Run, str]]:
+def _labelled_once(runs: Sequence[NamedRun]) -> Iterator[tuple[NamedRun, str]]:
     """Every run with its label at its first appearance, and with none later."""
     seen: set[str] = set()
     for run in runs:
@@ -163,42 +157,23 @@ def _labelled_once(runs: Sequence[Run]) -> Iterator[tuple[Run, str]]:
         seen.add(run.label)
 
 
-def _damping(runs: Sequence[Run]) -> Chart | None:
-    series = [Series(label, *_over_epochs(run, "damping"), run.colour) for run, label in _labelled_once(_having(runs))]
-    return _method_chart(runs, "damping", "damping λ", series, log_y=True)
-
-
-def _reduction_ratio(runs: Sequence[Run]) -> Chart | None:
-    series = []
-    for run, label in _labelled_once(_having(runs)):
-        x, y = _over_epochs(run, "reduction_ratio")
-        series.append(Series(label, x, np.clip(y, -0.5, 1.75), run.colour))
-    return _method_chart(
-        runs, "reduction-ratio", "reduction ratio ρ", series, references=(0.25, 0.75), y_limits=(-0.55, 1.8)
-    )
-
-
-def _having(runs: Sequence[Run]) -> list[Run]:
-    return [run for run in runs if np.isfinite(run.record.column("damping")).any()]
-
-
-def _method_chart(
-    runs: Sequence[Run],
-    name: str,
-    title: str,
-    series: Sequence[Series],
-    *,
-    log_y: bool = False,
-    references: tuple[float, ...] = (),
-    y_limits: tuple[float, float] | None = None,
-) -> Chart | None:
-    if not series:
-        return None
+def _method_charts(runs: Sequence[NamedRun]) -> Iterator[Chart]:
+    """Damping and reduction ratio, of the runs that have them."""
+    having = [run for run in runs if np.isfinite(run.record.column("damping")).any()]
+    if not having:
+        return
+    damping, ratio = ([_over_epochs(run, name) for run in having] for name in ("damping", "reduction_ratio"))
     experiment = str(runs[0].record.config["experiment"]["name"])
-    return Chart(slug(f"{experiment} {name}"), title, "epochs", tuple(series), log_y, references, y_limits)
+    named = list(_labelled_once(having))
+    lines = tuple(Series(label, *at, run.colour) for (run, label), at in zip(named, damping, strict=True))
+    yield Chart(slug(f"{experiment} damping"), "damping λ", "epochs", lines, log_y=True)
+    clipped = ((x, np.clip(y, -0.5, 1.75)) for x, y in ratio)
+    lines = tuple(Series(label, *at, run.colour) for (run, label), at in zip(named, clipped, strict=True))
+    title, name = "reduction ratio ρ", slug(f"{experiment} reduction-ratio")
+    yield Chart(name, title, "epochs", lines, references=(0.25, 0.75), y_limits=(-0.55, 1.8))
 
 
-def _over_epochs(run: Run, field: str) -> tuple[Values, Values]:
+def _over_epochs(run: NamedRun, field: str) -> tuple[Values, Values]:
     """A field against epochs: every iteration of a short run, every epoch of a long one."""
     record = run.record
     if len(record.epochs) > _FEW_EPOCHS or not record.iterations:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from shf.lab.models import WeightLayer, incoming_weights, weight_layers
+from shf.lab.models import incoming_weights, weight_layers
 
 INCOMING = 15
 """How many incoming weights of a unit are not zero in the sparse initialisation."""
@@ -41,41 +41,32 @@ def initialise_(
     if not layers:
         raise ValueError(f"initialise_: {type(model).__name__} has no linear layer to initialise")
     for layer in layers:
-        SCHEMES[scheme](layer, generator, bias)
+        n_out, n_in = layer.out_features, layer.in_features
+        incoming_weights(layer).copy_(SCHEMES[scheme](n_out, n_in, generator))
         layer.weight.mul_(scale)
+        if layer.bias is not None and scheme == "torch":
+            layer.bias.copy_(torch.empty(n_out).uniform_(-(n_in**-0.5), n_in**-0.5, generator=generator))
+        elif layer.bias is not None:
+            layer.bias.fill_(bias)
 
 
-def _sparse(layer: WeightLayer, generator: torch.Generator, bias: float) -> None:
-    weights = torch.zeros(layer.out_features, layer.in_features)
-    count = min(INCOMING, layer.in_features)
-    chosen = torch.rand(weights.shape, generator=generator).topk(count, dim=1).indices
-    weights.scatter_(1, chosen, torch.randn(chosen.shape, generator=generator))
-    incoming_weights(layer).copy_(weights)
-    _set_bias(layer, bias)
+def _sparse(n_out: int, n_in: int, generator: torch.Generator) -> Tensor:
+    weights = torch.zeros(n_out, n_in)
+    chosen = torch.rand(weights.shape, generator=generator).topk(min(INCOMING, n_in), dim=1).indices
+    return weights.scatter_(1, chosen, torch.randn(chosen.shape, generator=generator))
 
 
-def _normalised(layer: WeightLayer, generator: torch.Generator, bias: float) -> None:
-    bound = math.sqrt(6.0 / (layer.in_features + layer.out_features + 1))
-    incoming_weights(layer).copy_(_uniform((layer.out_features, layer.in_features), bound, generator))
-    _set_bias(layer, bias)
+def _uniform(bound: Callable[[int, int], float]) -> Callable[[int, int, torch.Generator], Tensor]:
+    def draw(n_out: int, n_in: int, generator: torch.Generator) -> Tensor:
+        return torch.empty(n_out, n_in).uniform_(-bound(n_out, n_in), bound(n_out, n_in), generator=generator)
+
+    return draw
 
 
-def _torch(layer: WeightLayer, generator: torch.Generator, bias: float) -> None:
-    bound = layer.in_features**-0.5
-    incoming_weights(layer).copy_(_uniform((layer.out_features, layer.in_features), bound, generator))
-    if layer.bias is not None:
-        layer.bias.copy_(_uniform((layer.out_features,), bound, generator))
-
-
-def _uniform(shape: tuple[int, ...], bound: float, generator: torch.Generator) -> Tensor:
-    return torch.empty(shape).uniform_(-bound, bound, generator=generator)
-
-
-def _set_bias(layer: WeightLayer, bias: float) -> None:
-    if layer.bias is not None:
-        layer.bias.fill_(bias)
-
-
-SCHEMES: Mapping[str, Callable[[WeightLayer, torch.Generator, float], None]] = MappingProxyType(
-    {"sparse": _sparse, "normalised": _normalised, "torch": _torch}
+SCHEMES: Mapping[str, Callable[[int, int, torch.Generator], Tensor]] = MappingProxyType(
+    {
+        "sparse": _sparse,
+        "normalised": _uniform(lambda n_out, n_in: math.sqrt(6.0 / (n_in + n_out + 1))),
+        "torch": _uniform(lambda n_out, n_in: n_in**-0.5),
+    }
 )

@@ -7,20 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from shf.lab.sparse import SparseDropout, SparseLinear
-
-__all__ = [
-    "Autoencoder",
-    "PaperDropout",
-    "SparseDropout",
-    "SparseLinear",
-    "WeightLayer",
-    "autoencoder",
-    "classifier",
-    "incoming_weights",
-    "regressor",
-    "weight_layers",
-]
+from shf.nn import SparseDropout, SparseLinear
 
 WeightLayer = nn.Linear | SparseLinear
 
@@ -64,10 +51,12 @@ def classifier(
         sparse_input: take CSR batches and never make them dense.
     """
     _check_sizes("classifier", sizes)
-    _check_choice("dropout", dropout, ("last", "all"))
-    _check_choice("convention", convention, ("paper", "torch"))
-    _check_rate("input_dropout", input_dropout)
-    _check_rate("hidden_dropout", hidden_dropout)
+    for name, given, allowed in (("dropout", dropout, ("last", "all")), ("convention", convention, ("paper", "torch"))):
+        if given not in allowed:
+            raise ValueError(f"classifier({name}={given!r}): must be one of {', '.join(allowed)}")
+    for name, p in (("input_dropout", input_dropout), ("hidden_dropout", hidden_dropout)):
+        if not 0.0 <= p < 1.0:
+            raise ValueError(f"classifier({name}={p}): must be in [0, 1)")
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     if input_dropout:
         layers["input_dropout"] = _dropout(input_dropout, convention, sparse_input)
@@ -125,23 +114,12 @@ def incoming_weights(layer: WeightLayer) -> Tensor:
 
 
 def _dropout(p: float, convention: str, sparse: bool) -> nn.Module:
-    if sparse and convention == "paper":
-        return SparseDropout(p, training_scale=1.0, evaluation_scale=1.0 - p)
     if sparse:
-        return SparseDropout(p, training_scale=1.0 / (1.0 - p), evaluation_scale=1.0)
+        training, evaluation = (1.0, 1.0 - p) if convention == "paper" else (1.0 / (1.0 - p), 1.0)
+        return SparseDropout(p, training_scale=training, evaluation_scale=evaluation)
     return PaperDropout(p) if convention == "paper" else nn.Dropout(p)
 
 
 def _check_sizes(name: str, sizes: Sequence[int]) -> None:
     if len(sizes) < 2 or min(sizes) < 1:
         raise ValueError(f"{name}(sizes={tuple(sizes)}): expected two or more layer sizes, each at least 1")
-
-
-def _check_rate(name: str, p: float) -> None:
-    if not 0.0 <= p < 1.0:
-        raise ValueError(f"classifier({name}={p}): must be in [0, 1)")
-
-
-def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"classifier({name}={value!r}): must be one of {', '.join(allowed)}")

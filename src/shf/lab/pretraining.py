@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from shf.lab.baselines.protocol import FRACTION, OwnSettings, at_least, setting
 from shf.lab.models import Autoencoder, weight_layers
 
-Report = Callable[[int, int, float], None]
+EpochReport = Callable[[int, int, float], None]
 """Called after each epoch with the layer (from 1), the epoch (from 1) and the mean squared reconstruction error per case."""
 
 
@@ -63,7 +64,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class PretrainingSettings:
+class PretrainingSettings(OwnSettings):
     """
     Attributes:
         epochs: passes over the data, per layer.
@@ -73,20 +74,10 @@ class PretrainingSettings:
         corruption: the probability with which denoising sets an input to 0.
     """
 
-    epochs: int = 10
-    batch_size: int = 100
-    learning_rate: float | None = None
-    corruption: float = 0.3
-
-    def __post_init__(self) -> None:
-        for name, holds, expected in (
-            ("epochs", self.epochs >= 1, "at least 1"),
-            ("batch_size", self.batch_size >= 1, "at least 1"),
-            ("learning_rate", self.learning_rate is None or self.learning_rate > 0, "above 0, or None"),
-            ("corruption", 0 <= self.corruption < 1, "in [0, 1)"),
-        ):
-            if not holds:
-                raise ValueError(f"pretrain_({name}={getattr(self, name)!r}): must be {expected}")
+    epochs: int = setting(10, at_least(1))
+    batch_size: int = setting(100, at_least(1))
+    learning_rate: float | None = setting(None, (lambda v: v is None or v > 0, "above 0, or None"))
+    corruption: float = setting(0.3, FRACTION)
 
 
 def pretrain_(
@@ -94,12 +85,9 @@ def pretrain_(
     inputs: Tensor,
     *,
     method: str = "denoising",
-    epochs: int = 10,
     generator: torch.Generator,
-    batch_size: int = 100,
-    learning_rate: float | None = None,
-    corruption: float = 0.3,
-    report: Report | None = None,
+    report: EpochReport | None = None,
+    **chosen: Any,
 ) -> None:
     """Pretrains the hidden layers of a classifier, or the encoder of an autoencoder and with it the decoder, in place.
 
@@ -109,27 +97,24 @@ def pretrain_(
         model: made by `shf.lab.models.classifier` or `autoencoder`.
         inputs: dense rows; values in [0, 1] are treated as probabilities of pixels, all else as real numbers.
         method: "denoising" or "rbm".
-        epochs: passes over the data, per layer.
         generator: the source of all randomness.
-        batch_size: rows of an update.
-        learning_rate: see `PretrainingSettings`.
-        corruption: the probability with which denoising sets an input to 0.
+        chosen: fields of `PretrainingSettings`.
         report: is told the reconstruction error after each epoch.
     """
     if method not in _METHODS:
         raise ValueError(f"pretrain_(method={method!r}): must be one of {', '.join(_METHODS)}")
     if inputs.layout != torch.strided:
         raise ValueError("pretrain_: inputs are sparse; pretraining reconstructs every input and needs dense ones")
-    settings = PretrainingSettings(epochs, batch_size, learning_rate, corruption)
+    settings = PretrainingSettings(**chosen)
     x = inputs.detach()
     with torch.enable_grad():
         for number, layer in enumerate(_layers(model, x), start=1):
             train = _METHODS[method](layer, settings, generator)
-            for epoch in range(epochs):
+            for epoch in range(settings.epochs):
                 error = _epoch(train, x, epoch, settings, generator)
                 if not math.isfinite(error):
                     raise ArithmeticError(
-                        f"pretraining of layer {number} diverged; lower learning_rate ({learning_rate})"
+                        f"pretraining of layer {number} diverged; lower learning_rate ({settings.learning_rate})"
                     )
                 if report is not None:
                     report(number, epoch + 1, error)

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shf.lab.baselines.protocol import Loss
 from shf.lab.data import Dataset, load
-from shf.lab.data.catalogue import Progress
-from shf.lab.data.fetching import quiet
-from shf.lab.evaluation import Loss, evaluate, samples
+from shf.lab.data.sources import Notify, quiet
+from shf.lab.evaluation import evaluate, samples
 from shf.lab.experiments import Experiment, Task
 from shf.lab.initialisation import initialise_
 from shf.lab.models import autoencoder, classifier, regressor
@@ -60,7 +60,7 @@ def build(
     split: int = 1,
     data_dir: Path | None = None,
     dropout_layers: str = "last",
-    progress: Progress = quiet,
+    progress: Notify = quiet,
 ) -> Problem:
     """The problem of an experiment, initialised from `seed`. The data do not depend on the seed."""
     data = load_data(experiment, data_dir=data_dir, split=split, progress=progress)

@@ -58,12 +58,12 @@ class QuietObserver(Observer):
         self._errors.line(f"warning: {text}")
 
 
-class LineObserver(Observer):
+class LineObserver(QuietObserver):
     """A line now and then, for logs and pipes."""
 
     def __init__(self, stream: IO[str]) -> None:
+        super().__init__()
         self._line = Outlet(stream).line
-        self._errors = Outlet(sys.stderr)
         self._last = 0.0
         self._metric = ""
 
@@ -85,9 +85,6 @@ class LineObserver(Observer):
 
     def note(self, text: str) -> None:
         self._line(text)
-
-    def warn(self, text: str) -> None:
-        self._errors.line(f"warning: {text}")
 
     def finished(self, result: RunResult) -> None:
         self._line(closing(result))

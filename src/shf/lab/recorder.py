@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from shf.lab.checkpoint import CheckpointStore
 from shf.lab.clock import wall
 from shf.lab.files import write_atomically
+from shf.lab.npz import write_npz
 from shf.lab.observer import Status
 from shf.lab.records import METRICS_FILE, RUN_FILE, SAMPLES_FILE, MetricsFile, Seal, write_run
-from shf.lab.samples import encode_samples
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -123,7 +123,7 @@ class Recorder:
             self._metrics.flush(sync=True)
             self._save_best()
             if samples:
-                content = encode_samples(samples)
+                content = write_npz(samples)
                 write_atomically(self._directory / SAMPLES_FILE, content)
                 self._record["samples"] = Seal.of(content).to_json()
             self._write_record(self._metrics.seal())
@@ -135,7 +135,9 @@ class Recorder:
         write_run(self._directory / RUN_FILE, self._record)
 
     def _open_events(self, first_iteration: int) -> None:
-        self._events = _events(self._directory / EVENTS, first_iteration)
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._events = SummaryWriter(str(self._directory / EVENTS), purge_step=first_iteration + 1)
 
     def _guard_events(self, action: Callable[[], object]) -> None:
         """Do it; if the disk refuses, go on without events: their writer does not recover."""
@@ -175,13 +177,6 @@ class Recorder:
         for events in (self._directory / EVENTS).glob("events.out.tfevents.*"):
             with contextlib.suppress(OSError):
                 events.unlink()
-
-
-def _events(directory: Path, first_iteration: int) -> SummaryWriter:
-    from torch.utils.tensorboard import SummaryWriter
-
-    writer: SummaryWriter = SummaryWriter(str(directory), purge_step=first_iteration + 1)
-    return writer
 
 
 def _add_scalars(events: SummaryWriter, row: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shf.lab.files import IrregularFileError, TooLargeError, open_regular, read_at_most, write_atomically
-from shf.lab.samples import SamplesError, read_samples
+from shf.lab.npz import NpzError, read_npz
 
 SCHEMA = 1
 RUN_FILE = "run.json"
@@ -37,6 +37,7 @@ _KINDS_OF_CONFIG: Mapping[str, type] = {
 }
 _LONGEST_LINE = 1 << 20
 _LONGEST_RUN_FILE = 1 << 24
+_LARGEST_SAMPLES = 1 << 24
 _FLUSH_BYTES = 1 << 16
 _ROW_DIGITS = 7  # single precision holds no more
 
@@ -290,7 +291,7 @@ def read_run(directory: Path) -> RunRecord:
             samples = read_samples(directory / SAMPLES_FILE)
     except FileNotFoundError:
         pass
-    except SamplesError as error:
+    except RecordError as error:
         problems.append(str(error))
     return RunRecord(
         directory=directory,
@@ -300,6 +301,20 @@ def read_run(directory: Path) -> RunRecord:
         samples=samples,
         problems=tuple(problems),
     )
+
+
+def read_samples(path: Path) -> dict[str, NDArray[Any]]:
+    """The few images that a run leaves for its report, uint8, (n, height, width), 0 black.
+
+    An autoencoder leaves ``originals`` and ``reconstructions``, a classifier of images ``images``, ``labels`` and
+    ``predictions`` of test cases it gets wrong.
+    """
+    try:
+        return read_npz(read_at_most(path, _LARGEST_SAMPLES), limit=_LARGEST_SAMPLES)
+    except FileNotFoundError:
+        raise
+    except (NpzError, OSError) as error:
+        raise RecordError(f"{path}: not a readable samples file: {error}") from None
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -325,25 +340,18 @@ def _seal_problems(directory: Path, run: Mapping[str, Any]) -> Iterator[str]:
     """In words: every part of the record that is not what it was when it was written."""
     if not _is_sealed(run):
         yield f"{RUN_FILE} was changed after it was written (its own SHA-256 does not match)"
-    try:
-        seal = Seal.from_json(run.get("metrics"))
-        digest = _digest_of_beginning(directory / METRICS_FILE, seal.size)
-    except RecordError as error:
-        yield str(error)
-        return
-    if digest.hexdigest() != seal.sha256:
-        yield f"{METRICS_FILE} was changed after it was written (SHA-256 in {RUN_FILE} does not match)"
-    elif run.get("status") != "running" and (directory / METRICS_FILE).stat().st_size != seal.size:
-        yield f"{METRICS_FILE} has rows after the end of the run; they are not covered by its SHA-256"
-    if run.get("samples"):
-        yield from _samples_problems(directory / SAMPLES_FILE, Seal.from_json(run["samples"]))
-
-
-def _samples_problems(path: Path, seal: Seal) -> Iterator[str]:
-    try:
-        found = _digest_of_beginning(path, seal.size).hexdigest()
-    except RecordError as error:
-        yield str(error)
-        return
-    if found != seal.sha256 or path.stat().st_size != seal.size:
-        yield f"{path.name} was changed after it was written (SHA-256 in {RUN_FILE} does not match)"
+    for key, name in (("metrics", METRICS_FILE), ("samples", SAMPLES_FILE)):
+        path = directory / name
+        if key == "samples" and not run.get(key):
+            return
+        try:
+            seal = Seal.from_json(run.get(key))
+            changed = _digest_of_beginning(path, seal.size).hexdigest() != seal.sha256
+        except RecordError as error:
+            yield str(error)
+            continue
+        longer = path.stat().st_size != seal.size
+        if changed or (longer and key == "samples"):
+            yield f"{name} was changed after it was written (SHA-256 in {RUN_FILE} does not match)"
+        elif longer and run.get("status") != "running":
+            yield f"{name} has rows after the end of the run; they are not covered by its SHA-256"

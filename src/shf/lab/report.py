@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,30 +18,11 @@ from markupsafe import Markup
 from matplotlib.image import imsave
 from numpy.typing import NDArray
 
-from shf.lab.figures import Run, charts, is_set, metric_words, named, slug
+from shf.lab.figures import NamedRun, charts, is_set, metric_words, named, slug
 from shf.lab.files import write_atomically
 from shf.lab.plots import SERIES_COLOURS, draw, palette_css
 from shf.lab.records import RUN_FILE, RecordError, RunRecord, number, read_run
 from shf.lab.words import duration
-
-
-@dataclass(frozen=True)
-class Section:
-    """What the page says about one experiment."""
-
-    name: str
-    anchor: str
-    summary: str
-    figure: str
-    paper_note: str
-    data_note: str
-    cases: str
-    columns: tuple[str, ...]
-    rows: tuple[dict[str, Any], ...]
-    damped: bool
-    figures: tuple[Markup, ...]
-    pictures: tuple[dict[str, Any], ...]
-    details: tuple[dict[str, Any], ...]
 
 
 def find_runs(places: Sequence[Path]) -> list[Path]:
@@ -139,25 +119,24 @@ def _by_experiment(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
     return groups
 
 
-def _section(name: str, records: Sequence[RunRecord]) -> Section:
+def _section(name: str, records: Sequence[RunRecord]) -> dict[str, Any]:
+    """What the page says about one experiment."""
     runs = named(records)
     experiment = records[0].config["experiment"]
     columns, drawn = _columns(runs), charts(runs)
-    return Section(
-        name=name,
-        anchor=slug(name),
-        summary=str(experiment.get("summary", "")),
-        figure=str(experiment.get("figure", "")),
-        paper_note=str(experiment.get("paper_note", "")),
-        data_note=str((records[0].run.get("data") or {}).get("note", "")),
-        cases=_evaluated(records),
-        columns=tuple(metric_words(column) for column in columns),
-        rows=tuple(_rows(runs, columns)),
-        damped=any(chart.references for chart in drawn),
-        figures=tuple(Markup(draw(chart)) for chart in drawn),
-        pictures=tuple(picture for run in runs if (picture := _picture(run))),
-        details=tuple(_details(run) for run in runs),
-    )
+    return {
+        "name": name,
+        "anchor": slug(name),
+        **{key: str(experiment.get(key, "")) for key in ("summary", "figure", "paper_note")},
+        "data_note": str((records[0].run.get("data") or {}).get("note", "")),
+        "cases": _evaluated(records),
+        "columns": [metric_words(column) for column in columns],
+        "rows": list(_rows(runs, columns)),
+        "damped": any(chart.references for chart in drawn),
+        "figures": [Markup(draw(chart)) for chart in drawn],
+        "pictures": [picture for run in runs if (picture := _picture(run))],
+        "details": [_details(run) for run in runs],
+    }
 
 
 def _evaluated(records: Sequence[RunRecord]) -> str:
@@ -167,7 +146,7 @@ def _evaluated(records: Sequence[RunRecord]) -> str:
     return " or ".join([*first, *(["all"] if None in found else [])]) if first else ""
 
 
-def _columns(runs: Sequence[Run]) -> list[str]:
+def _columns(runs: Sequence[NamedRun]) -> list[str]:
     """The judged error first, then the same in the other unit and on the other part of the data."""
     metric = runs[0].metric
     part, _, name = metric.partition("_")
@@ -177,7 +156,7 @@ def _columns(runs: Sequence[Run]) -> list[str]:
     return [metric, f"{other}_{name}"]
 
 
-def _rows(runs: Sequence[Run], columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _rows(runs: Sequence[NamedRun], columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     """A row per run, and after runs that differ in seed or split alone their mean and standard deviation.
 
     Only finished runs are averaged: one that was stopped early or diverged has not reached what the others have. A run
@@ -193,15 +172,15 @@ def _rows(runs: Sequence[Run], columns: Sequence[str]) -> Iterator[dict[str, Any
             yield _mean_row(list(finished.values()), columns, f"{label}: mean of {which}")
 
 
-def _by_chance(runs: Sequence[Run]) -> dict[tuple[Any, Any], Run]:
+def _by_chance(runs: Sequence[NamedRun]) -> dict[tuple[Any, Any], NamedRun]:
     """The first run of each seed and split."""
-    found: dict[tuple[Any, Any], Run] = {}
+    found: dict[tuple[Any, Any], NamedRun] = {}
     for run in runs:
         found.setdefault((run.record.config.get("seed"), run.record.config.get("split")), run)
     return found
 
 
-def _mean_row(group: Sequence[Run], columns: Sequence[str], label: str) -> dict[str, Any]:
+def _mean_row(group: Sequence[NamedRun], columns: Sequence[str], label: str) -> dict[str, Any]:
     last = [run.record.epochs[-1] if run.record.epochs else {} for run in group]
     best = [_best(run) for run in group]
     return {
@@ -224,7 +203,7 @@ def _mean(values: Sequence[float]) -> str:
     return f"{np.mean(values):.4g} ± {np.std(values, ddof=1):.2g}"
 
 
-def _row(run: Run, columns: Sequence[str]) -> dict[str, Any]:
+def _row(run: NamedRun, columns: Sequence[str]) -> dict[str, Any]:
     record, config = run.record, run.record.config
     last = record.epochs[-1] if record.epochs else {}
     paper = (config["experiment"].get("paper") or {}).get(config["method"])
@@ -246,7 +225,7 @@ def _row(run: Run, columns: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _best(run: Run) -> float:
+def _best(run: NamedRun) -> float:
     """The lowest of the judged error; NaN where there is none."""
     values = run.record.column(run.metric)
     return float(np.nanmin(values)) if np.isfinite(values).any() else float("nan")
@@ -275,7 +254,7 @@ def _figure(value: Any, digits: int = 4) -> str:
     return f"{x:.0f}" if x == int(x) and abs(x) < 1e7 else f"{x:.{digits}g}"
 
 
-def _details(run: Run) -> dict[str, Any]:
+def _details(run: NamedRun) -> dict[str, Any]:
     record = run.record
     return {
         "label": run.label,
@@ -294,7 +273,7 @@ def _pairs(mapping: Any) -> list[tuple[str, str]]:
     return [(str(k), str(v)) for k, v in mapping.items()] if isinstance(mapping, Mapping) else []
 
 
-def _picture(run: Run) -> dict[str, Any] | None:
+def _picture(run: NamedRun) -> dict[str, Any] | None:
     """Originals above reconstructions, misclassified digits with what they are and what they were taken for, or a map."""
     found = run.record.samples
     if "originals" in found and "reconstructions" in found:
@@ -311,9 +290,8 @@ def _picture(run: Run) -> dict[str, Any] | None:
 
 def _image_urls(images: NDArray[Any], colours: str = "gray_r") -> list[str]:
     """Images as data URLs, by default grey with ink dark on light."""
-    if images.ndim != 3 or images.dtype != np.uint8:
-        return []
-    return [_image_url(image, colours) for image in images]
+    fit = images.ndim == 3 and images.dtype == np.uint8
+    return [_image_url(image, colours) for image in images] if fit else []
 
 
 def _image_url(image: NDArray[np.uint8], colours: str) -> str:

@@ -25,8 +25,7 @@ from shf.lab.clock import Clock
 from shf.lab.configure import find_method
 from shf.lab.crew import Crew
 from shf.lab.data import Dataset
-from shf.lab.data.catalogue import Progress
-from shf.lab.data.fetching import quiet
+from shf.lab.data.sources import Notify, quiet
 from shf.lab.experiments import ExperimentError
 from shf.lab.interrupts import StopRequest
 from shf.lab.lock import RunLockedError, is_taken, locked
@@ -276,7 +275,7 @@ def new_training(
     data_dir: Path | None,
     *,
     pretrain: bool = True,
-    note: Progress = quiet,
+    note: Notify = quiet,
     clock: Clock | None = None,
 ) -> Training:
     """Data, network (pretrained if asked for) and method, at iteration 0; `note` hears where data are fetched from."""

@@ -18,11 +18,10 @@ from torch import Tensor
 
 from shf import NonFiniteError
 from shf.data.batches import select_rows
-from shf.lab.baselines.protocol import Method
+from shf.lab.baselines.protocol import Method, gradient_equivalents
 from shf.lab.batches import Batches, batch_rows
 from shf.lab.checkpoint import CheckpointMismatchError
 from shf.lab.clock import CLOCKS, Clock, wall
-from shf.lab.costs import gradient_equivalents
 from shf.lab.experiments import ExperimentError
 from shf.lab.loop import Loop, Spent, judged
 from shf.lab.problem import Problem

@@ -87,27 +87,6 @@ def never(values: Sequence[float]) -> bool:
     return False
 
 
-def relative_progress(tolerance: float) -> Callable[[Sequence[float]], bool]:
-    """Martens' test: stop at iteration j once (q_j - q_{j-k}) / q_j < kε and q_j < 0, with k = max(10, j/10)."""
-
-    def stop(values: Sequence[float]) -> bool:
-        j = len(values) - 1  # values[0] is the start's
-        k = max(10, j // 10)
-        return j > k and values[j] < 0 and (values[j] - values[j - k]) / values[j] < k * tolerance
-
-    return stop
-
-
-def geometric(base: float) -> Callable[[int], bool]:
-    """Keep the iterates ⌈base^i⌉, i = 0, 1, … (Martens: base 1.3)."""
-
-    def keep(number: int) -> bool:
-        i = math.floor(math.log(number) / math.log(base)) if number > 1 else 0
-        return any(math.ceil(base**e) == number for e in (i - 1, i, i + 1) if e >= 0)
-
-    return keep
-
-
 @torch.no_grad()
 def conjugate_gradient(
     product: LinearMap,

@@ -8,6 +8,22 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from shf.component import Component, number, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class StructuralDamping(Component):
+    """(B + λ(I + μS))δ = -∇f (Martens & Sutskever, 2011)."""
+
+    strength: float = option(
+        0.0,
+        number(least=0.0),
+        """[μ] of Martens & Sutskever (2011): CG solves with B + λ(I + μS), where ½δ'Sδ is half the squared change of the
+        tensors that the model names by `shf.hold_steady`, summed over them (time steps, layers) and averaged over the rows
+        of the curvature batch. For recurrent networks; 0 for none, at no cost.""",
+        name="structural_damping",
+    )
+
 
 @dataclass
 class Steady:
@@ -18,10 +34,10 @@ class Steady:
 
     def intact(self) -> list[Tensor]:
         """The tensors; refused where one was overwritten since, because it is then not what was named."""
-        for number, (h, version) in enumerate(zip(self.tensors, self.versions, strict=True)):
+        for k, (h, version) in enumerate(zip(self.tensors, self.versions, strict=True)):
             if h._version != version:
                 raise RuntimeError(
-                    f"hold_steady: tensor number {number}, of shape {tuple(h.shape)}, was overwritten in place after it was "
+                    f"hold_steady: tensor number {k}, of shape {tuple(h.shape)}, was overwritten in place after it was "
                     "named; name what the operation returns, or use the operation that is not in place"
                 )
         return self.tensors

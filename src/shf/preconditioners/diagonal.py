@@ -1,75 +1,71 @@
 """Diagonal preconditioners for CG: P = [diagonal + λ + w]^ξ, elementwise. No CG here."""
 
-import enum
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from shf.data.draws import generator
+from shf.component import number, option
 from shf.linear.cg import LinearMap, identity
-from shf.losses import LossExpansion, Reduction, Signs
-from shf.model.jacobian import Jacobian
-from shf.model.percase import CallAxes, squared_vjp
-from shf.problems.decay import Decay
+from shf.linear.decay import Decay
+from shf.losses import Reduction
+from shf.model.percase import squared_vjp
+from shf.preconditioners.base import GradientPass, Preconditioner, Space
 
 
-class Preconditioner(enum.Enum):
-    """What P is made of."""
-
-    EMPIRICAL_FISHER = "empirical-fisher"
-    """(1/B) Σ_j (∇L_j)², Martens' choice and the paper's. For a sum over rows, B times that."""
-    JACOBI = "jacobi"
-    """An unbiased estimate of diag(J'L''J): squares of J_j'S_jξ_j with S S' = L'' and ξ = ±1 (Chapelle & Erhan, 2011)."""
-    KRONECKER = "kronecker"
-    """Two factors for each linear or convolution layer, running averages; a Jacobi diagonal for all else."""
-    NONE = None
+@dataclass(frozen=True, kw_only=True)
+class Identity(Preconditioner):
     """P = 1."""
 
-    @property
-    def diagonal(self) -> bool:
-        """Whether every step computes a diagonal."""
-        return self in (Preconditioner.EMPIRICAL_FISHER, Preconditioner.JACOBI)
+    def inverse(self, diagonal: Tensor | None, space: Space) -> LinearMap:
+        return identity
 
 
-def gradient_and_diagonal(
-    kind: Preconditioner,
-    jacobian: Jacobian,
-    expansion: LossExpansion,
-    reduction: Reduction,
-    axes: CallAxes | None,
-    signs: Signs,
-) -> tuple[Tensor, Tensor | None]:
-    """∇L = J'∂L/∂z and the diagonal of P before damping, from passes over the same graph.
+@dataclass(frozen=True, kw_only=True)
+class Diagonal(Preconditioner):
+    """P = [diagonal + λ + w]^ξ, where `pull` makes the diagonal."""
 
-    Args:
-        jacobian: J on the gradient batch.
-        expansion: L at its outputs.
-        axes: see `squared_vjp`.
-        signs: ξ.
-    """
-    if not kind.diagonal:
-        return jacobian.vjp(expansion.gradient), None
-    if kind is Preconditioner.EMPIRICAL_FISHER:
-        gradient, squares = squared_vjp(jacobian, expansion.gradient, axes=axes)
+    record: ClassVar[bool] = True
+    diagonal: ClassVar[bool] = True
+
+    exponent: float = option(
+        0.75,
+        number(least=0.0, most=1.0),
+        """[ξ] of the two diagonal preconditioners, "empirical-fisher" and "jacobi".""",
+        name="preconditioner_exponent",
+    )
+
+    def inverse(self, diagonal: Tensor | None, space: Space) -> LinearMap:
+        assert diagonal is not None
+        return solve_diagonal(diagonal, space.damping, space.own_decay, self.exponent, space.out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmpiricalFisher(Diagonal):
+    """The diagonal is (1/B) Σ_j (∇L_j)², Martens' choice and the paper's. For a sum over rows, B times that."""
+
+    def pull(self, pass_: GradientPass) -> tuple[Tensor, Tensor | None]:
+        gradient, squares = squared_vjp(pass_.jacobian, pass_.expansion.gradient, axes=pass_.axes)
         # ∂L/∂z of a mean carries 1/B for each case: B² / B makes (1/B) Σ (∇L_j)² of it.
-        return gradient, squares.mul_(jacobian.rows) if reduction is Reduction.MEAN else squares
-    root = expansion.hessian_root(signs)
-    return jacobian.vjp(expansion.gradient), squared_vjp(jacobian, root, axes=axes)[1]
+        return gradient, squares.mul_(pass_.jacobian.rows) if pass_.reduction is Reduction.MEAN else squares
 
 
-def random_signs(like: Tensor, seed: int) -> Tensor:
-    """Independent ±1."""
-    signs = torch.empty_like(like, memory_format=torch.contiguous_format)
-    return signs.bernoulli_(0.5, generator=generator(like.device, seed)).mul_(2).sub_(1)
+@dataclass(frozen=True, kw_only=True)
+class Jacobi(Diagonal):
+    """The diagonal is an unbiased estimate of diag(J'L''J): squares of J_j'S_jξ_j with S S' = L'' and ξ = ±1 (Chapelle &
+    Erhan, 2011)."""
+
+    def pull(self, pass_: GradientPass) -> tuple[Tensor, Tensor | None]:
+        root = pass_.expansion.hessian_root(pass_.signs)
+        return pass_.gradient(), squared_vjp(pass_.jacobian, root, axes=pass_.axes)[1]
 
 
 def solve_diagonal(
-    diagonal: Tensor | None, damping: float, decay: Decay, exponent: float, out: Tensor | None = None
+    diagonal: Tensor, damping: float, decay: Decay, exponent: float, out: Tensor | None = None
 ) -> LinearMap:
     """r ↦ P⁻¹r with P = [diagonal + λ + w]^ξ, into `out`; the result is overwritten by the next call, the diagonal by
     this one."""
-    if diagonal is None:
-        return identity
     inverse = inverse_diagonal_(diagonal, damping, decay, exponent)
     result = torch.empty_like(inverse) if out is None else out
     return lambda r: torch.mul(r, inverse, out=result)

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from shf.errors import NonFiniteError
 from shf.linear.cg import LinearMap
+from shf.linear.decay import Decay
 from shf.model.network import Network, holders
-from shf.problems.decay import Decay
 
 _LARGEST = 4096
 """Rows of the largest factor: beyond it, inverting costs more than any number of CG iterations that it saves."""

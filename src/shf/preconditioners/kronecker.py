@@ -8,20 +8,22 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import is_
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from shf.component import number, option, whole
 from shf.distributed.collective import Collective
 from shf.errors import NonFiniteError
 from shf.linear.cg import LinearMap
+from shf.linear.decay import Decay
 from shf.linear.flat import all_finite
 from shf.model.network import Network
+from shf.preconditioners.base import GradientPass, Preconditioner, Space, Work
 from shf.preconditioners.factors import Block, Factors, Inverse, find_blocks, invert
-from shf.preconditioners.layerfactors import Sums
-from shf.problems.decay import Decay
-from shf.state import OptimizerState, forget_others, recall, remember
+from shf.preconditioners.layerfactors import Sums, explained_gradient, layer_sums, sampled_diagonal
+from shf.state import Memory
 
 _SHARE = 0.2
 """Of a step's multiplications that renewals may take, on average."""
@@ -29,8 +31,7 @@ _INPUT, _OUTPUT, _DIAGONAL = "input_factor", "output_factor", "diagonal"
 FACTORS = (_INPUT, _OUTPUT, _DIAGONAL)
 """Their names in the optimizer's state."""
 _COUNT, _DUE, _DAMPING = "factor_renewals", "factors_due", "factor_damping"
-FACTOR_NUMBERS = (_COUNT, _DUE, _DAMPING)
-"""The names of what goes with them among the optimizer's numbers."""
+_CACHE = "kronecker"
 
 
 @dataclass(frozen=True)
@@ -64,127 +65,162 @@ class Schedule:
         return max(1, math.ceil(renewal / (_SHARE * step)))
 
 
-class FactorMemory:
-    """The factors between steps. They lie in the optimizer's state, parameter by parameter, as torch saves and loads it;
-    their inverses lie here and are made again where they are missing: they are a function of what is saved."""
+@dataclass(frozen=True, kw_only=True)
+class Kronecker(Preconditioner):
+    """Two factors for each linear or convolution layer, running averages; a Jacobi diagonal for all else. `shf.SHF` only."""
 
-    def __init__(self) -> None:
-        self._known: tuple[list[Tensor], tuple[float, ...], Inverse] | None = None
+    batches: ClassVar[bool] = False
+    average: float = option(
+        0.95,
+        number(least=0.0, most=1.0),
+        "Kronecker factors are running averages; the largest share of the old ones that a renewal keeps.",
+        name="factor_average",
+    )
+    every: int | None = option(
+        None,
+        whole(least=1, optional=True),
+        """steps from one renewal of the Kronecker factors to the next; None for as many as hold the average cost of renewals
+        to a fifth of a step's.""",
+        name="factor_every",
+    )
 
-    def read(self, network: Network, state: OptimizerState) -> Factors | None:
-        """The running averages; None before the first renewal, or where a parameter has joined since."""
-        entries = _entries(network, state)
-        blocks = [b for b in find_blocks(network) if _shape(entries[b.weight]) == (b.inputs, b.outputs)]
-        covered = {i for b in blocks for i in b.members}
-        others = [i for i in range(len(entries)) if i not in covered]
-        if any(_DIAGONAL not in entries[i] for i in others):
-            return None
-        pairs = [(entries[b.weight][_INPUT], entries[b.weight][_OUTPUT]) for b in blocks]
-        return Factors(blocks, pairs, {i: entries[i][_DIAGONAL] for i in others})
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return FACTORS
 
-    def inverse(self, factors: Factors, damping: float, decay: Decay) -> Inverse:
-        tensors, numbers = factors.tensors(), (damping, *decay.weights)
-        if self._known is not None:
-            same = len(self._known[0]) == len(tensors) and all(map(is_, self._known[0], tensors))
-            if same and self._known[1] == numbers:
-                return self._known[2]
-        inverse = invert(factors, damping, decay)
-        self.know(factors, damping, decay, inverse)
-        return inverse
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        return _COUNT, _DUE, _DAMPING
 
-    def know(self, factors: Factors, damping: float, decay: Decay, inverse: Inverse) -> None:
-        self._known = (factors.tensors(), (damping, *decay.weights), inverse)
+    def begin(self, memory: Memory, work: Work) -> "Renewal":
+        return Renewal(memory, Schedule(self.average, self.every, work.cg_iterations, work.curvature_share))
 
 
-@dataclass
 class Renewal:
-    """The Kronecker preconditioner of one step.
+    """The Kronecker preconditioner of one step: its factors renewed if that is due, else as they are.
 
     Args:
-        memory: of the optimizer.
-        network: with its present parameters.
-        state: the optimizer's; it is read here and written by `write`.
-        scalars: the optimizer's numbers: how many renewals there were, when the next is due, λ at the last.
-        iteration: number of the step.
+        memory: where the factors lie, and how many renewals there were, when the next is due, λ at the last. Their inverses
+            are cached: they are a function of what is saved.
         schedule: when to renew.
     """
 
-    memory: FactorMemory
-    network: Network
-    state: OptimizerState
-    scalars: dict[str, Any]
-    iteration: int
-    schedule: Schedule
+    diagonal = False
 
-    def __post_init__(self) -> None:
-        self._factors = self.memory.read(self.network, self.state)
-        self._numbers = {name: self.scalars.get(name) for name in FACTOR_NUMBERS}
-        due, known = self._numbers[_DUE], self._numbers[_DAMPING]
-        self.due = self._factors is None or due is None or known is None or self.iteration >= due
-        self.blocks = find_blocks(self.network) if self.due else []
+    def __init__(self, memory: Memory, schedule: Schedule) -> None:
+        self._memory, self._network = memory, memory.network
+        self._schedule = schedule
+        self._entries = _entries(memory)
+        self._factors = _read(self._network, self._entries)
+        due, known = memory.number(_DUE), memory.number(_DAMPING)
+        iteration = memory.number("iteration", 0)
+        self.due = self._factors is None or due is None or known is None or iteration >= due
+        self.blocks = find_blocks(self._network) if self.due else []
+        self._explained = [True] * len(self.blocks)
+        self._pass: GradientPass | None = None
 
-    def renew(
-        self,
-        damping: float,
-        decay: Decay,
-        ranks: Collective,
-        explained: Sequence[bool],
-        own: Callable[[Sequence[Block], Sequence[int]], tuple[Sequence[Sums], dict[int, Tensor]]],
-    ) -> None:
-        """New running averages and their inverses; each process makes its part of both.
+    @property
+    def record(self) -> bool:
+        return self.due
 
-        Args:
-            damping: λ.
-            decay: w.
-            ranks: the processes that hold rows.
-            explained: for each of `blocks`, whether its factors would describe it on this process's rows.
-            own: sums over this process's positions, of given blocks, and diagonals of given other parameters.
-        """
-        unexplained = ranks.add(lambda: [float(not e) for e in explained], len(explained)) if explained else []
+    def pull(self, pass_: GradientPass) -> tuple[Tensor, Tensor | None]:
+        if not self.due:
+            return pass_.gradient(), None
+        gradient, self._explained = explained_gradient(pass_.jacobian, pass_.expansion.gradient, self.blocks)
+        self._pass = pass_
+        return gradient, None
+
+    def inverse(self, diagonal: Tensor | None, space: Space) -> LinearMap:
+        if self.due:
+            self._renew(space)
+        assert self._factors is not None
+        self._keep()
+        damping = float(self._memory.number(_DAMPING) or 0.0)
+        solve = self._inverse(self._factors, damping, space.decay).solver(self._network)
+        if not space.collective.split:
+            return solve
+        size = self._network.shapes.total
+        return lambda r: space.collective.own(solve(space.collective.whole(r, size)))
+
+    def _renew(self, space: Space) -> None:
+        """New running averages and their inverses; each process makes its part of both."""
+        ranks = space.collective
+        unexplained = (
+            ranks.add(lambda: [float(not e) for e in self._explained], len(self._explained)) if self.blocks else []
+        )
         blocks = [b for b, n in zip(self.blocks, unexplained, strict=True) if n == 0]
         covered = {i for b in blocks for i in b.members}
-        others = [i for i in range(len(self.network.parameters)) if i not in covered]
-        fresh, positions = _summed(self.network, ranks, blocks, others, own)
-        count = int(self._numbers[_COUNT] or 0) + 1
-        self._factors = self._averaged(fresh, min(1 - 1 / count, self.schedule.average))
-        period = self.schedule.period(blocks, positions, others=bool(others))
-        self._numbers = {_COUNT: count, _DUE: self.iteration + period, _DAMPING: damping}
-        self.memory.know(self._factors, damping, decay, _shared_inverse(self._factors, damping, decay, ranks))
+        others = [i for i in range(len(self._network.parameters)) if i not in covered]
+        fresh, positions = _summed(self._network, ranks, blocks, others, self._own_sums)
+        self._pass = None
+        count = int(self._memory.number(_COUNT) or 0) + 1
+        self._factors = self._averaged(fresh, min(1 - 1 / count, self._schedule.average))
+        period = self._schedule.period(blocks, positions, others=bool(others))
+        numbers = {_COUNT: count, _DUE: self._memory.number("iteration", 0) + period, _DAMPING: space.damping}
+        inverse = _shared_inverse(self._factors, space.damping, space.decay, ranks)
+        self._know(self._factors, space.damping, space.decay, inverse)
+        self._memory.keep(**numbers)
 
-    def solver(self, decay: Decay, ranks: Collective) -> LinearMap:
-        """r ↦ P⁻¹r, the same throughout the step, on this process's part of vectors."""
-        assert self._factors is not None
-        solve = self.memory.inverse(self._factors, float(self._numbers[_DAMPING] or 0.0), decay).solver(self.network)
-        if not ranks.split:
-            return solve
-        size = self.network.shapes.total
-        return lambda r: ranks.own(solve(ranks.whole(r, size)))
+    def _own_sums(self, blocks: Sequence[Block], others: Sequence[int]) -> tuple[Sequence[Sums], dict[int, Tensor]]:
+        """Sums of layers' inputs and root gradients over this process's rows, and diagonals of other parameters."""
+        if self._pass is None:  # no rows here
+            zeros = self._network.parameters[0].new_zeros
+            empty = [Sums(zeros(b.inputs, b.inputs), zeros(b.outputs, b.outputs), 0) for b in blocks]
+            return empty, {i: zeros(self._network.shapes.shapes[i]) for i in others}
+        jacobian = self._pass.jacobian
+        # E[uu'] = L'' of this share; the whole batch's L'' is the weighted sum of the shares'
+        roots = [math.sqrt(self._pass.weight) * u for u in self._pass.expansion.hessian_root(self._pass.signs)]
+        sums = layer_sums(jacobian, roots, blocks) if blocks else []
+        diagonals = sampled_diagonal(jacobian, roots, self._pass.axes, others) if others else {}
+        jacobian.forget_calls()
+        return sums, diagonals
 
-    def write(self) -> dict[str, Any]:
-        """Puts the averages into the optimizer's state; the numbers that go with them are the caller's to keep."""
+    def _inverse(self, factors: Factors, damping: float, decay: Decay) -> Inverse:
+        tensors, numbers = factors.tensors(), (damping, *decay.weights)
+        known = self._memory.cache.get(_CACHE)
+        if known is not None:
+            same = len(known[0]) == len(tensors) and all(map(is_, known[0], tensors))
+            if same and known[1] == numbers:
+                return known[2]  # type: ignore[no-any-return]
+        inverse = invert(factors, damping, decay)
+        self._know(factors, damping, decay, inverse)
+        return inverse
+
+    def _know(self, factors: Factors, damping: float, decay: Decay, inverse: Inverse) -> None:
+        self._memory.cache[_CACHE] = (factors.tensors(), (damping, *decay.weights), inverse)
+
+    def _keep(self) -> None:
+        """The averages are to be remembered."""
         assert self._factors is not None
         found: dict[int, dict[str, Tensor]] = {i: {_DIAGONAL: d} for i, d in self._factors.diagonals.items()}
         for block, (a, g) in zip(self._factors.blocks, self._factors.pairs, strict=True):
             found[block.weight] = {_INPUT: a, _OUTPUT: g}
-        for i, p in enumerate(self.network.parameters):
-            remember(self.state, p, **dict.fromkeys(FACTORS) | found.get(i, {}))
         for name in FACTORS:
-            forget_others(self.network, self.state, name)
-        return self._numbers
+            self._memory.keep_pieces(name, [found.get(i, {}).get(name) for i in range(len(self._network.parameters))])
 
     def _averaged(self, fresh: Factors, keep: float) -> Factors:
         """keep · old + (1 - keep) · new, where there is an old one."""
-        entries = _entries(self.network, self.state)
 
         def mean(new: Tensor, old: Tensor | None) -> Tensor:
             return new if old is None or old.shape != new.shape else torch.lerp(new, old, keep)
 
         pairs = [
-            (mean(a, entries[b.weight].get(_INPUT)), mean(g, entries[b.weight].get(_OUTPUT)))
+            (mean(a, self._entries[b.weight].get(_INPUT)), mean(g, self._entries[b.weight].get(_OUTPUT)))
             for b, (a, g) in zip(fresh.blocks, fresh.pairs, strict=True)
         ]
-        diagonals = {i: mean(d, entries[i].get(_DIAGONAL)) for i, d in fresh.diagonals.items()}
+        diagonals = {i: mean(d, self._entries[i].get(_DIAGONAL)) for i, d in fresh.diagonals.items()}
         return Factors(fresh.blocks, pairs, diagonals)
+
+
+def _read(network: Network, entries: Sequence[dict[str, Tensor]]) -> Factors | None:
+    """The running averages; None before the first renewal, or where a parameter has joined since."""
+    blocks = [b for b in find_blocks(network) if _shape(entries[b.weight]) == (b.inputs, b.outputs)]
+    covered = {i for b in blocks for i in b.members}
+    others = [i for i in range(len(entries)) if i not in covered]
+    if any(_DIAGONAL not in entries[i] for i in others):
+        return None
+    pairs = [(entries[b.weight][_INPUT], entries[b.weight][_OUTPUT]) for b in blocks]
+    return Factors(blocks, pairs, {i: entries[i][_DIAGONAL] for i in others})
 
 
 def _summed(
@@ -236,9 +272,10 @@ def _shared_inverse(factors: Factors, damping: float, decay: Decay, ranks: Colle
     return Inverse(factors.blocks, list(zip(matrices[::2], matrices[1::2], strict=True)), made[0].diagonals)
 
 
-def _entries(network: Network, state: OptimizerState) -> list[dict[str, Tensor]]:
+def _entries(memory: Memory) -> list[dict[str, Tensor]]:
     """What is remembered of each parameter's factors."""
-    found = [{name: recall(state, p, name) for name in FACTORS} for p in network.parameters]
+    columns = {name: memory.pieces(name) for name in FACTORS}
+    found = [{name: column[i] for name, column in columns.items()} for i in range(len(memory.network.parameters))]
     return [{name: tensor for name, tensor in entry.items() if tensor is not None} for entry in found]
 
 

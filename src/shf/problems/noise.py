@@ -2,12 +2,29 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
+from shf.component import Component, option, whole
 from shf.data.rows import RowAxis
 from shf.distributed.collective import Share
 from shf.model.jacobian import Jacobian
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseMeasure(Component):
+    """When the noise is measured."""
+
+    every: int | None = option(
+        None,
+        whole(least=1, optional=True),
+        "steps between two measurements of the gradient's noise (`StepInfo.gradient_noise`); None for none.",
+        name="noise_every",
+    )
+
+    def due(self, iteration: int) -> bool:
+        return self.every is not None and iteration % self.every == 0
 
 
 def half_difference(jacobian: Jacobian, cotangents: Sequence[Tensor], gradient: Tensor, share: Share) -> Tensor:

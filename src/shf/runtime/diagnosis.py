@@ -5,10 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
-from shf.algorithm import StepInfo
-from shf.damping.levenberg import DampingBound
 from shf.data.batches import Batch
 from shf.data.tree import entries, leaves
+from shf.info import DampingBound, StepInfo
 from shf.linear.cg import CGStop
 
 _NEGLIGIBLE = 1e-7

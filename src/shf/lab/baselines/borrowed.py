@@ -1,24 +1,25 @@
 """Methods of other packages (the extra `opponents`): SOAP, Shampoo, and two that need no learning rate."""
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
 
-from shf.lab.baselines.objective import Objective
-from shf.lab.baselines.protocol import COMMON, Loss, MethodSpec, Settings
-from shf.lab.baselines.torch_methods import BATCH, MATRIX_BATCH, TorchMethod
+from shf.lab.baselines.objective import TrainingObjective
+from shf.lab.baselines.protocol import MethodSpec, Settings
+from shf.lab.baselines.torch_methods import MATRIX_BATCH, Make, TorchMethod, rated
 from shf.lab.experiments import ExperimentError
-
-Build = Callable[[Any, Settings], torch.optim.Optimizer]
-"""From parameters and settings to an optimizer."""
 
 
 class ScheduleFreeMethod(TorchMethod):
     """An optimizer whose parameters are its average for evaluation, and another point for training."""
+
+    def __init__(self, objective: TrainingObjective, optimizers: Sequence[Any]) -> None:
+        super().__init__(objective, optimizers)
+        for optimizer in optimizers:
+            optimizer.train()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -31,83 +32,54 @@ class ScheduleFreeMethod(TorchMethod):
                 optimizer.train()  # type: ignore[attr-defined]
 
 
-def _class(package: str, distribution: str, name: str) -> Any:
-    try:
-        return getattr(importlib.import_module(package), name)
-    except ModuleNotFoundError as error:
-        if error.name != package:
-            raise
-        words = f"{name} is in the package {distribution}: pip install '.[lab,opponents]' in a clone"
-        raise ExperimentError(words) from error
+def _borrowed(distribution: str, name: str, **options: str | float) -> Make:
+    """A class of a package: its learning rate, and other options, either a number or the name of a setting."""
 
+    def make(parameters: Any, settings: Settings) -> list[torch.optim.Optimizer]:
+        package = distribution.replace("-", "_")
+        try:
+            optimizer = getattr(importlib.import_module(package), name)
+        except ModuleNotFoundError as error:
+            if error.name != package:
+                raise
+            words = f"{name} is in the package {distribution}: pip install '.[lab,opponents]' in a clone"
+            raise ExperimentError(words) from error
+        given = {option: settings[v] if isinstance(v, str) else v for option, v in options.items()}
+        return [optimizer(parameters, lr=settings["learning_rate"], **given)]
 
-def _soap(parameters: Any, settings: Settings) -> torch.optim.Optimizer:
-    optimizer = _class("pytorch_optimizer", "pytorch-optimizer", "SOAP")
-    every = settings["factor_every"]
-    return optimizer(parameters, lr=settings["learning_rate"], weight_decay=0.0, precondition_frequency=every)  # type: ignore[no-any-return]
-
-
-def _shampoo(parameters: Any, settings: Settings) -> torch.optim.Optimizer:
-    """Without momentum: what this package calls so adds preconditioned gradients to raw ones."""
-    optimizer = _class("pytorch_optimizer", "pytorch-optimizer", "Shampoo")
-    every = settings["factor_every"]
-    return optimizer(parameters, lr=settings["learning_rate"], preconditioning_compute_steps=every)  # type: ignore[no-any-return]
-
-
-def _prodigy(parameters: Any, settings: Settings) -> torch.optim.Optimizer:
-    optimizer = _class("prodigyopt", "prodigyopt", "Prodigy")
-    return optimizer(parameters, lr=settings["learning_rate"], d0=settings["first_rate"])  # type: ignore[no-any-return]
-
-
-def _schedule_free(parameters: Any, settings: Settings) -> torch.optim.Optimizer:
-    optimizer = _class("schedulefree", "schedulefree", "AdamWScheduleFree")(parameters, lr=settings["learning_rate"])
-    optimizer.train()
-    return optimizer  # type: ignore[no-any-return]
-
-
-def _spec(
-    name: str,
-    summary: str,
-    build: Build,
-    rate: float,
-    *,
-    rates: tuple[float, ...] = (),
-    batch: int = BATCH,
-    method: type[TorchMethod] = TorchMethod,
-    **settings: float,
-) -> MethodSpec:
-    def factory(model: nn.Module, loss: Loss, chosen: Settings) -> TorchMethod:
-        objective = Objective.of(model, loss, chosen)
-        return method(objective, [build(objective.parameters, chosen)])
-
-    defaults = {"learning_rate": rate, **settings, **COMMON}
-    return MethodSpec(name, summary, factory, defaults, {"learning_rate": rates} if rates else {}, batch)
+    return make
 
 
 SPECS: tuple[MethodSpec, ...] = (
-    _spec(
+    rated(
         "soap",
         "SOAP (Vyas et al.): Adam in Shampoo's eigenbasis",
-        _soap,
+        _borrowed("pytorch-optimizer", "SOAP", weight_decay=0.0, precondition_frequency="factor_every"),
         0.003,
-        rates=(0.1, 0.03, 0.01, 0.003, 0.001, 0.0003),
+        (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003),
         batch=MATRIX_BATCH,
         factor_every=10,
     ),
-    _spec(
+    rated(  # without momentum: what this package calls so adds preconditioned gradients to raw ones
         "shampoo",
         "Shampoo (Gupta et al.)",
-        _shampoo,
+        _borrowed("pytorch-optimizer", "Shampoo", preconditioning_compute_steps="factor_every"),
         0.1,
-        rates=(1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001),
+        (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001),
         batch=MATRIX_BATCH,
         factor_every=20,
     ),
-    _spec("prodigy", "Prodigy (Mishchenko & Defazio): Adam that finds its rate", _prodigy, 1.0, first_rate=1e-6),
-    _spec(
+    rated(
+        "prodigy",
+        "Prodigy (Mishchenko & Defazio): Adam that finds its rate",
+        _borrowed("prodigyopt", "Prodigy", d0="first_rate"),
+        1.0,
+        first_rate=1e-6,
+    ),
+    rated(
         "schedule-free",
         "Schedule-Free AdamW (Defazio et al.) at its default rate",
-        _schedule_free,
+        _borrowed("schedulefree", "AdamWScheduleFree"),
         0.0025,
         method=ScheduleFreeMethod,
     ),

@@ -1,19 +1,28 @@
 """Dropout SGD as the paper compares with it (Hinton et al. 2012): large decaying rate, rising momentum, max-norm weights."""
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from shf.lab.baselines.objective import Objective
-from shf.lab.baselines.protocol import COMMON, Loss, MethodSpec, Settings, State, costs, own_settings
+from shf.lab.baselines.objective import OnObjective, TrainingObjective
+from shf.lab.baselines.protocol import (
+    ABOVE_0,
+    FRACTION,
+    Loss,
+    MethodSpec,
+    OwnSettings,
+    Settings,
+    at_least,
+    costs,
+    setting,
+)
 from shf.lab.models import incoming_weights, weight_layers
 
 
 @dataclass(frozen=True)
-class DropoutSGDSettings:
+class DropoutSGDSettings(OwnSettings):
     """The schedules, by epoch e counted from 0.
 
     Attributes:
@@ -25,24 +34,12 @@ class DropoutSGDSettings:
         max_norm: the bound on each unit's *squared* incoming norm; None for no bound.
     """
 
-    learning_rate: float = 10.0
-    rate_decay: float = 0.998
-    first_momentum: float = 0.5
-    last_momentum: float = 0.99
-    momentum_epochs: int = 500
-    max_norm: float | None = 15.0
-
-    def __post_init__(self) -> None:
-        for name, holds, expected in (
-            ("learning_rate", self.learning_rate > 0, "above 0"),
-            ("rate_decay", 0 < self.rate_decay <= 1, "in (0, 1]"),
-            ("first_momentum", 0 <= self.first_momentum < 1, "in [0, 1)"),
-            ("last_momentum", 0 <= self.last_momentum < 1, "in [0, 1)"),
-            ("momentum_epochs", self.momentum_epochs >= 1, "at least 1"),
-            ("max_norm", self.max_norm is None or self.max_norm > 0, "above 0, or None"),
-        ):
-            if not holds:
-                raise ValueError(f"dropout-sgd({name}={getattr(self, name)!r}): must be {expected}")
+    learning_rate: float = setting(10.0, ABOVE_0, grid=(30.0, 10.0, 3.0, 1.0, 0.3, 0.1))
+    rate_decay: float = setting(0.998, (lambda v: 0 < v <= 1, "in (0, 1]"))
+    first_momentum: float = setting(0.5, FRACTION)
+    last_momentum: float = setting(0.99, FRACTION)
+    momentum_epochs: int = setting(500, at_least(1))
+    max_norm: float | None = setting(15.0, (lambda v: v is None or v > 0, "above 0, or None"))
 
     def rate(self, epoch: int) -> float:
         return self.learning_rate * self.rate_decay**epoch
@@ -52,14 +49,17 @@ class DropoutSGDSettings:
         return (1.0 - done) * self.first_momentum + done * self.last_momentum
 
 
-class DropoutSGD:
+class DropoutSGD(OnObjective):
     """Δθ ← p Δθ - (1-p) a ∇f;  θ ← θ + Δθ;  then every unit with Σ w² > max_norm is scaled back to the bound.
 
     torch's SGD keeps the sum of gradients and multiplies by the present rate; here the rate is inside the sum.
     """
 
-    def __init__(self, objective: Objective, settings: DropoutSGDSettings) -> None:
-        self.objective, self.settings = objective, settings
+    remembered = ("deltas", "epoch")
+
+    def __init__(self, objective: TrainingObjective, settings: DropoutSGDSettings) -> None:
+        super().__init__(objective)
+        self.settings = settings
         self.deltas = [torch.zeros_like(p) for p in objective.parameters]
         self.epoch = 0
 
@@ -78,13 +78,6 @@ class DropoutSGD:
     def next_epoch(self) -> None:
         self.epoch += 1
 
-    def state_dict(self) -> State:
-        return copy.deepcopy({"deltas": self.deltas, "epoch": self.epoch, "stream": self.objective.stream})
-
-    def load_state_dict(self, state: State) -> None:
-        state = copy.deepcopy(state)
-        self.deltas, self.epoch, self.objective.stream = state["deltas"], state["epoch"], state["stream"]
-
 
 @torch.no_grad()
 def clip_incoming_(model: nn.Module, max_norm: float) -> None:
@@ -95,13 +88,13 @@ def clip_incoming_(model: nn.Module, max_norm: float) -> None:
 
 
 def _build(model: nn.Module, loss: Loss, settings: Settings) -> DropoutSGD:
-    return DropoutSGD(Objective.of(model, loss, settings), DropoutSGDSettings(**own_settings(settings)))
+    return DropoutSGD(TrainingObjective.of(model, loss, settings), DropoutSGDSettings.of(settings))
 
 
 def _spec(name: str, summary: str, dropout: str) -> MethodSpec:
-    defaults = {**vars(DropoutSGDSettings()), **COMMON}
-    grid = {"learning_rate": (30.0, 10.0, 3.0, 1.0, 0.3, 0.1)}
-    return MethodSpec(name, summary, _build, defaults, grid, batch=100, dropout=dropout, may_be_none=("max_norm",))
+    return MethodSpec(
+        name, summary, _build, **DropoutSGDSettings.described(), batch=100, dropout=dropout, may_be_none=("max_norm",)
+    )
 
 
 SPECS: tuple[MethodSpec, ...] = (

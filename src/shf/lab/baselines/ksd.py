@@ -5,7 +5,6 @@ data; the subspace spanned by D⁻¹g, (D⁻¹B)D⁻¹g, … with products on on
 its coefficients on another batch.
 """
 
-import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
@@ -15,27 +14,27 @@ import numpy as np
 import numpy.typing as npt
 import scipy.optimize
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import shf
 from shf.data.batches import Batch
 from shf.data.draws import mix, preserved_global_state
-from shf.lab.baselines.objective import Objective
-from shf.lab.baselines.protocol import COMMON, Loss, MethodSpec, Settings, State, costs, own_settings
+from shf.lab.baselines.objective import OnObjective, TrainingObjective
+from shf.lab.baselines.protocol import MethodSpec, OwnSettings, at_least, costs, setting
 from shf.linear.cg import LinearMap
 from shf.losses import Loss as CoreLoss
 from shf.model.network import Network
+from shf.preconditioners import EmpiricalFisher
 from shf.probing.layout import find_layout
-from shf.problems.objective import Objective as CoreObjective
-from shf.problems.objective import Settings as CoreSettings
+from shf.problems.batch import BatchProblem
 from shf.runtime.context import twice_differentiable_kernels
 
 Vector = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class KSDSettings:
+class KSDSettings(OwnSettings):
     """
     Attributes:
         dimensions: K, of the Krylov subspace; the previous direction comes on top.
@@ -43,18 +42,9 @@ class KSDSettings:
         bfgs_iterations: at most so many in one step.
     """
 
-    dimensions: int = 20
-    floor: float = 1e-4
-    bfgs_iterations: int = 20
-
-    def __post_init__(self) -> None:
-        for name, holds, expected in (
-            ("dimensions", self.dimensions >= 1, "at least 1"),
-            ("floor", 0 < self.floor < 1, "in (0, 1)"),
-            ("bfgs_iterations", self.bfgs_iterations >= 1, "at least 1"),
-        ):
-            if not holds:
-                raise ValueError(f"ksd({name}={getattr(self, name)!r}): must be {expected}")
+    dimensions: int = setting(20, at_least(1))
+    floor: float = setting(1e-4, (lambda v: 0 < v < 1, "in (0, 1)"))
+    bfgs_iterations: int = setting(20, at_least(1))
 
 
 @dataclass(frozen=True)
@@ -138,15 +128,18 @@ def minimise(
     return best
 
 
-class KSD:
+class KSD(OnObjective):
     """Krylov subspace descent on all batches of a data set.
 
     The Krylov batch of iteration k is batch k of the data, the BFGS batch the one after it. With dropout each set of cases
     has masks of its own, drawn once per iteration.
     """
 
-    def __init__(self, objective: Objective, settings: KSDSettings, *, seed: int) -> None:
-        self.objective, self.settings, self.seed = objective, settings, seed
+    remembered = ("previous", "iteration")
+
+    def __init__(self, objective: TrainingObjective, settings: KSDSettings, *, seed: int) -> None:
+        super().__init__(objective)
+        self.settings, self.seed = settings, seed
         self.network = Network(objective.model, objective.parameters)
         self.loss = CoreLoss(objective.loss)
         self.previous: Tensor | None = None
@@ -186,8 +179,8 @@ class KSD:
             for inputs, targets in batches:
                 batch, seed = Batch.of(inputs, targets), mix(self.seed, self.iteration, count)
                 layout = find_layout(self.network, batch, seed)
-                part = CoreObjective(self.network, self.loss, batch, layout, seed=seed, settings=CoreSettings())
-                f, g, d = part.data_terms()
+                found = BatchProblem(self.network, self.loss, batch, layout, seed=seed).linearise(EmpiricalFisher())
+                f, g, d = found.value, found.gradient, found.diagonal
                 assert d is not None
                 value, rows, count = value + batch.rows * f, rows + batch.rows, count + 1
                 gradient.add_(g, alpha=batch.rows)
@@ -221,32 +214,17 @@ class KSD:
     def _assign(self, theta: Tensor) -> None:
         vector_to_parameters(theta, self.objective.parameters)
 
-    def next_epoch(self) -> None:
-        """Nothing here goes by epochs."""
-
-    def state_dict(self) -> State:
-        return copy.deepcopy({"previous": self.previous, "iteration": self.iteration, "stream": self.objective.stream})
-
-    def load_state_dict(self, state: State) -> None:
-        state = copy.deepcopy(state)
-        self.previous, self.iteration = state["previous"], state["iteration"]
-        self.objective.stream = state["stream"]
-
 
 def _nth(batches: Iterable[tuple[Any, Any]], n: int) -> tuple[Any, Any]:
     return next(islice(batches, n, None))
-
-
-def _build(model: nn.Module, loss: Loss, settings: Settings) -> KSD:
-    return KSD(Objective.of(model, loss, settings), KSDSettings(**own_settings(settings)), seed=settings["seed"])
 
 
 SPECS: tuple[MethodSpec, ...] = (
     MethodSpec(
         "ksd",
         "Krylov subspace descent (Vinyals & Povey): BFGS in a subspace from curvature products",
-        _build,
-        {**vars(KSDSettings()), **COMMON},
+        lambda model, loss, s: KSD(TrainingObjective.of(model, loss, s), KSDSettings.of(s), seed=s["seed"]),
+        **KSDSettings.described(),
         reads_batches=True,
     ),
 )

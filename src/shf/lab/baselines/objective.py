@@ -1,5 +1,6 @@
 """The training objective of the first-order methods: f(θ) = mean loss + ½ w ‖θ_W‖², with random draws of its own."""
 
+import copy
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
@@ -8,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from shf.data.batches import count_rows
-from shf.lab.baselines.protocol import Loss, Settings
+from shf.lab.baselines.protocol import Loss, Settings, State
 from shf.model.network import call_model
 
 
-class Objective:
+class TrainingObjective:
     """f on a batch, or on all batches of a data set, at the model's present parameters.
 
     Dropout draws come from a stream that belongs to the method: torch's global (CPU) generator is neither read nor moved,
@@ -105,6 +106,29 @@ class Objective:
             self.stream = torch.get_rng_state()
         finally:
             torch.set_rng_state(outside)
+
+
+class OnObjective:
+    """A method on an objective. Its state is what `remembered` names, and the stream of random draws."""
+
+    remembered: tuple[str, ...] = ()
+
+    def __init__(self, objective: TrainingObjective) -> None:
+        self.objective = objective
+
+    def next_epoch(self) -> None:
+        """Nothing goes by epochs unless a method says so."""
+
+    def state_dict(self) -> State:
+        return copy.deepcopy(
+            {**{name: getattr(self, name) for name in self.remembered}, "stream": self.objective.stream}
+        )
+
+    def load_state_dict(self, state: State) -> None:
+        state = copy.deepcopy(state)
+        for name in self.remembered:
+            setattr(self, name, state[name])
+        self.objective.stream = state["stream"]
 
 
 def _gradients(f: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:

@@ -1,11 +1,14 @@
 """What the laboratory asks of an optimizer, whatever its kind."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from torch import Tensor, nn
+
+from shf.lab.experiments import ExperimentError
+from shf.linear.stopping import EVALUATION, PRODUCT
 
 Loss = Callable[[Any, Any], Tensor]
 Settings = Mapping[str, Any]
@@ -14,10 +17,41 @@ State = dict[str, Any]
 COMMON: Settings = MappingProxyType({"weight_decay": 0.0, "seed": 0})
 """The settings that every method has, with their defaults."""
 
+Rule = tuple[Callable[[Any], bool], str]
+ABOVE_0: Rule = (lambda v: v > 0, "above 0")
+FRACTION: Rule = (lambda v: 0 <= v < 1, "in [0, 1)")
 
-def own_settings(settings: Settings) -> dict[str, Any]:
-    """The settings that are a method's own: all but the common ones."""
-    return {name: value for name, value in settings.items() if name not in COMMON}
+
+def at_least(least: float) -> Rule:
+    return lambda v: v >= least, f"at least {least}"
+
+
+def setting(default: Any, rule: Rule, grid: tuple[Any, ...] = ()) -> Any:
+    """A field of `OwnSettings`: its default, what its values must be, and those that tuning tries."""
+    return field(default=default, metadata={"rule": rule, "grid": grid})
+
+
+@dataclass(frozen=True)
+class OwnSettings:
+    """Settings of a method beside the common ones, each declared once as a `setting`; values are checked."""
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            holds, expected = f.metadata["rule"]
+            if not holds(getattr(self, f.name)):
+                raise ValueError(f"{type(self).__name__}({f.name}={getattr(self, f.name)!r}): must be {expected}")
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """From all settings of a method."""
+        return cls(**{f.name: settings[f.name] for f in fields(cls)})
+
+    @classmethod
+    def described(cls) -> dict[str, Any]:
+        """Defaults and grid, as a `MethodSpec` has them."""
+        defaults = {f.name: f.default for f in fields(cls)}
+        grid = {f.name: f.metadata["grid"] for f in fields(cls) if f.metadata["grid"]}
+        return {"defaults": {**defaults, **COMMON}, "grid": grid}
 
 
 class Method(Protocol):
@@ -78,16 +112,18 @@ class MethodSpec:
         """The defaults with some settings replaced.
 
         Raises:
-            ValueError: if the method has no setting of that name, or one is not of its default's kind.
+            ExperimentError: if the method has no setting of that name, or one is not of its default's kind.
         """
         unknown = sorted(set(settings) - set(self.defaults))
         if unknown:
             known = ", ".join(sorted(self.defaults))
-            raise ValueError(f"{self.name} has no setting {', '.join(map(repr, unknown))}; its settings are: {known}")
+            raise ExperimentError(
+                f"{self.name} has no setting {', '.join(map(repr, unknown))}; its settings are: {known}"
+            )
         for name, value in settings.items():
             off = value is None and name in self.may_be_none
             if not self.checks_itself and not off and not _is_like(value, self.defaults[name]):
-                raise ValueError(
+                raise ExperimentError(
                     f"{self.name}: {name}={value!r}: expected a value like {self.defaults[name]!r}, its default"
                 )
         return {**self.defaults, **settings}
@@ -109,3 +145,14 @@ def _is_like(value: Any, default: Any) -> bool:
 def costs(*, gradients: float = 0, evaluations: float = 0, products: float = 0) -> dict[str, float]:
     """The cost account of a step, in passes over one batch."""
     return {"gradients": float(gradients), "evaluations": float(evaluations), "products": float(products)}
+
+
+def gradient_equivalents(report: Mapping[str, float]) -> float:
+    """What a step costs, in gradients, so that methods of different kinds share an axis.
+
+    By the matrix products of a layer: a forward pass is one, a gradient three (forward, and two backward), a Gauss-Newton
+    product four (Jv and J'u, two each). Hence an evaluation counts 1/3 and a product 4/3 of a gradient; CG's last,
+    which makes no J'u, is counted as a whole one.
+    """
+    account = {"gradients": 1.0, "evaluations": EVALUATION, "products": PRODUCT}
+    return sum(weight * report.get(kind, 0.0) for kind, weight in account.items())

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
@@ -23,11 +23,15 @@ class SHFMethod:
 
     def step(self, inputs: Any, targets: Any) -> dict[str, float]:
         before = _schedules(self.optimizer)
-        info = self.optimizer.step(inputs, targets)
+        info = self.advance(inputs, targets)
         rows, curvature = count_rows(inputs), self.optimizer.config.curvature_batch
         share = 1.0 if curvature is None else min(curvature / rows, 1.0)
         account = costs(gradients=info.gradients, evaluations=info.evaluations, products=share * info.products)
         return {**_report(info), **before, **account}
+
+    def advance(self, inputs: Any, targets: Any) -> shf.StepInfo:
+        """The step itself: where several processes take it together, each on its rows."""
+        return self.optimizer.step(inputs, targets)
 
     def next_epoch(self) -> None:
         self.optimizer.next_epoch()
@@ -106,7 +110,7 @@ class HFMethod:
         self.steps = state["steps"]
 
 
-def _schedules(optimizer: shf.SHF) -> dict[str, float]:
+def _schedules(optimizer: shf.SHF | shf.HF) -> dict[str, float]:
     """γ and β as the next step will use them."""
     return {"cg_decay": optimizer.cg_decay, "update_scale": optimizer.update_scale}
 
@@ -124,10 +128,6 @@ def _report(info: shf.StepInfo) -> dict[str, float]:
     }
 
 
-def _shf(model: nn.Module, loss: Loss, settings: Settings) -> SHFMethod:
-    return SHFMethod(shf.SHF(model, loss, **settings))
-
-
 def _fast(model: nn.Module, loss: Loss, settings: Settings) -> FastMethod:
     own, growing = {name: value for name, value in settings.items() if name != "growing"}, settings["growing"]
     if not isinstance(growing, bool):
@@ -135,17 +135,17 @@ def _fast(model: nn.Module, loss: Loss, settings: Settings) -> FastMethod:
     return FastMethod(shf.SHF(model, loss, **own), growing=growing)
 
 
-def _hf(model: nn.Module, loss: Loss, settings: Settings) -> HFMethod:
-    return HFMethod(shf.HF(model, loss, **settings))
-
-
 def _defaults(config: type[shf.Config]) -> dict[str, Any]:
-    return {**{f.name: f.default for f in fields(config)}, **COMMON}
+    return {**config.defaults(), **COMMON}
 
 
 SPECS: tuple[MethodSpec, ...] = (
     MethodSpec(
-        "shf", "stochastic Hessian-free optimization (the paper's)", _shf, _defaults(shf.Config), checks_itself=True
+        "shf",
+        "stochastic Hessian-free optimization (the paper's)",
+        lambda model, loss, settings: SHFMethod(shf.SHF(model, loss, **settings)),
+        _defaults(shf.Config),
+        checks_itself=True,
     ),
     MethodSpec(
         "fast",
@@ -158,7 +158,7 @@ SPECS: tuple[MethodSpec, ...] = (
     MethodSpec(
         "hf",
         "Hessian-free optimization (Martens), full batch",
-        _hf,
+        lambda model, loss, settings: HFMethod(shf.HF(model, loss, **settings)),
         _defaults(shf.HFConfig),
         reads_batches=True,
         checks_itself=True,

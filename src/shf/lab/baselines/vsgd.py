@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from shf.lab.baselines.objective import Objective
-from shf.lab.baselines.protocol import COMMON, Loss, MethodSpec, Settings, State, costs, own_settings
+from shf.lab.baselines.objective import OnObjective, TrainingObjective
+from shf.lab.baselines.protocol import ABOVE_0, MethodSpec, OwnSettings, State, at_least, costs, setting
 
 
 @dataclass(frozen=True)
-class VSGDSettings:
+class VSGDSettings(OwnSettings):
     """
     Attributes:
         slow_start: C, the factor by which the first averages of ∇², h and h² are overestimated, so that rates begin small.
@@ -31,20 +31,10 @@ class VSGDSettings:
         epsilon: keeps divisions finite where a parameter has no gradient.
     """
 
-    slow_start: float = 10.0
-    first_samples: int = 10
-    outlier: float = 2.0
-    epsilon: float = 1e-12
-
-    def __post_init__(self) -> None:
-        for name, holds, expected in (
-            ("slow_start", self.slow_start >= 1, "at least 1"),
-            ("first_samples", self.first_samples >= 2, "at least 2"),
-            ("outlier", self.outlier > 0, "above 0"),
-            ("epsilon", self.epsilon > 0, "above 0"),
-        ):
-            if not holds:
-                raise ValueError(f"vsgd({name}={getattr(self, name)!r}): must be {expected}")
+    slow_start: float = setting(10.0, at_least(1), grid=(2.0, 10.0, 100.0))
+    first_samples: int = setting(10, at_least(2))
+    outlier: float = setting(2.0, ABOVE_0)
+    epsilon: float = setting(1e-12, ABOVE_0)
 
 
 @dataclass
@@ -71,11 +61,14 @@ class Averages:
         odd = (gradient - self.g).square() > k * (self.v - self.g.square())
         odd |= (curvature - self.h).square() > k * (self.u - self.h.square())
         self.tau += odd
-        weight = 1.0 / self.tau
-        self.g.lerp_(gradient, weight)
-        self.v.lerp_(gradient.square(), weight)
-        self.h.lerp_(curvature, weight)
-        self.u.lerp_(curvature.square(), weight)
+        self.take_(gradient, curvature, 1.0 / self.tau)
+
+    def take_(self, gradient: Tensor, curvature: Tensor, weight: Tensor | float) -> None:
+        """Moves every average towards the sample by a share of the way."""
+        for mean, sample in ((self.g, gradient), (self.h, curvature)):
+            mean.lerp_(sample, weight)
+        for mean, sample in ((self.v, gradient), (self.u, curvature)):
+            mean.lerp_(sample.square(), weight)
 
     def consistency(self, epsilon: float) -> Tensor:
         """g²/v in [0, 1]: 1 where all gradients agree, 0 where they are noise."""
@@ -90,11 +83,12 @@ class Averages:
         self.tau.mul_(1.0 - self.consistency(epsilon)).add_(1.0)
 
 
-class VSGD:
+class VSGD(OnObjective):
     """θ ← θ - η ∇f with η from the running averages; two gradients per step, on the same batch and masks."""
 
-    def __init__(self, objective: Objective, settings: VSGDSettings) -> None:
-        self.objective, self.settings = objective, settings
+    def __init__(self, objective: TrainingObjective, settings: VSGDSettings) -> None:
+        super().__init__(objective)
+        self.settings = settings
         zero = torch.zeros_like(parameters_to_vector(objective.parameters).detach())
         self.averages = Averages(zero, zero.clone(), zero.clone(), zero.clone(), torch.ones_like(zero))
         self.samples = 0
@@ -112,19 +106,15 @@ class VSGD:
         averages.update_(gradient, curvature, self.settings)
         rates = averages.rates(epsilon)
         averages.forget_(epsilon)
-        vector_to_parameters(parameters_to_vector(self.objective.parameters) - rates * gradient, self._parameters())
+        vector_to_parameters(
+            parameters_to_vector(self.objective.parameters) - rates * gradient, self.objective.parameters
+        )
         return {"objective": f, "learning_rate": rates.mean().item(), **costs(gradients=2)}
 
     def _begin(self, gradient: Tensor, curvature: Tensor) -> None:
         """Plain means over the first samples; the last of them turns on the overestimate."""
         n, averages = self.samples, self.averages
-        for mean, sample in (
-            (averages.g, gradient),
-            (averages.v, gradient.square()),
-            (averages.h, curvature),
-            (averages.u, curvature.square()),
-        ):
-            mean.lerp_(sample, 1.0 / n)
+        averages.take_(gradient, curvature, 1.0 / n)
         if n == self.settings.first_samples:
             averages.v.mul_(self.settings.slow_start)
             averages.h.mul_(self.settings.slow_start)
@@ -134,23 +124,17 @@ class VSGD:
     def _curvature(self, inputs: Any, targets: Any, gradient: Tensor, shift: Tensor) -> Tensor:
         """|∇f(θ + shift) - ∇f(θ)| / |shift|, elementwise."""
         theta = parameters_to_vector(self.objective.parameters)
-        vector_to_parameters(theta + shift, self._parameters())
+        vector_to_parameters(theta + shift, self.objective.parameters)
         try:
             _, shifted = self._gradient(inputs, targets, replay=True)
         finally:
-            vector_to_parameters(theta, self._parameters())
+            vector_to_parameters(theta, self.objective.parameters)
         return (shifted - gradient).abs() / shift.abs().clamp_min(self.settings.epsilon)
 
     def _gradient(self, inputs: Any, targets: Any, *, replay: bool = False) -> tuple[float, Tensor]:
         with torch.enable_grad():
             f, gradients = self.objective.gradient(inputs, targets, replay=replay)
         return f, parameters_to_vector(gradients)
-
-    def _parameters(self) -> list[nn.Parameter]:
-        return self.objective.parameters
-
-    def next_epoch(self) -> None:
-        """Nothing here goes by epochs."""
 
     def state_dict(self) -> State:
         return copy.deepcopy({**vars(self.averages), "samples": self.samples, "stream": self.objective.stream})
@@ -161,17 +145,12 @@ class VSGD:
         self.averages = Averages(**state)
 
 
-def _build(model: nn.Module, loss: Loss, settings: Settings) -> VSGD:
-    return VSGD(Objective.of(model, loss, settings), VSGDSettings(**own_settings(settings)))
-
-
 SPECS: tuple[MethodSpec, ...] = (
     MethodSpec(
         "vsgd",
         "vSGD-fd, learning rates that set themselves (Schaul & LeCun)",
-        _build,
-        {**vars(VSGDSettings()), **COMMON},
-        {"slow_start": (2.0, 10.0, 100.0)},
+        lambda model, loss, s: VSGD(TrainingObjective.of(model, loss, s), VSGDSettings.of(s)),
+        **VSGDSettings.described(),
         batch=200,
     ),
 )

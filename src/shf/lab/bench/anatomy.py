@@ -13,9 +13,9 @@ from torch.profiler import ProfilerActivity, profile
 from shf.lab.bench.cases import FeedForward
 from shf.lab.bench.measure import Pace, interleaved
 from shf.lab.bench.speed import RepeatedStep
+from shf.lab.bench.targets import KINDS
 
 _PRODUCTS = {"aten::mm", "aten::addmm"}
-KINDS = ("matrix products", "passes over vectors", "elementwise work of the network", "all else")
 
 
 def shares_of_a_step(case: FeedForward, pace: Pace) -> dict[str, Any]:

@@ -11,17 +11,16 @@ import torch
 from torch import Tensor, nn
 
 import shf
+from shf.lab.baselines.protocol import Loss
 from shf.lab.initialisation import initialise_
 from shf.lab.models import autoencoder, classifier
-
-Loss = Callable[[Tensor, Tensor], Tensor]
 
 _DIRECTIONS = 12
 """Random images of the autoencoders vary along this many directions."""
 
 
 @dataclass(frozen=True)
-class Problem:
+class Workload:
     """A model, its loss and one batch."""
 
     model: nn.Module
@@ -73,22 +72,22 @@ class FeedForward:
     def parameters(self) -> int:
         return sum((n_in + 1) * n_out for n_in, n_out in pairwise(self.units))
 
-    def problem(self, seed: int = 0) -> Problem:
+    def problem(self, seed: int = 0) -> Workload:
         source = torch.Generator().manual_seed(seed)
         model = autoencoder(self.sizes) if self.mirrored else classifier(self.sizes, sparse_input=self.sparse)
         initialise_(model, "sparse", generator=source, bias=0.0 if self.mirrored else 0.1)
         if self.mirrored:
             codes = torch.randn(self.rows, _DIRECTIONS, generator=source)
             images = torch.sigmoid(codes @ torch.randn(_DIRECTIONS, self.sizes[0], generator=source))
-            return Problem(model, shf.losses.per_case(nn.BCEWithLogitsLoss()), images, images)
+            return Workload(model, shf.losses.per_case(nn.BCEWithLogitsLoss()), images, images)
         inputs = torch.randn(self.rows, self.sizes[0], generator=source)
         if self.density < 1:
             inputs *= torch.rand(inputs.shape, generator=source) < self.density
         targets = torch.randint(self.sizes[-1], (self.rows,), generator=source)
-        return Problem(model, nn.CrossEntropyLoss(), _to_csr(inputs) if self.sparse else inputs, targets)
+        return Workload(model, nn.CrossEntropyLoss(), _to_csr(inputs) if self.sparse else inputs, targets)
 
     def optimizer(
-        self, problem: Problem, *, cg_iterations: int | None = None, microbatch: int | None = None
+        self, problem: Workload, *, cg_iterations: int | None = None, microbatch: int | None = None
     ) -> shf.SHF:
         return shf.SHF(
             problem.model,
@@ -133,13 +132,13 @@ class Other:
     rows: int
     classes: int = 10
 
-    def problem(self, seed: int = 0) -> Problem:
+    def problem(self, seed: int = 0) -> Workload:
         source = torch.Generator().manual_seed(seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model, inputs = self.make(self.rows, source)
         targets = torch.randint(self.classes, (self.rows,), generator=source)
-        return Problem(model, nn.CrossEntropyLoss(), inputs, targets)
+        return Workload(model, nn.CrossEntropyLoss(), inputs, targets)
 
     def shrunk(self) -> Other:
         return replace(self, rows=4)
@@ -159,33 +158,24 @@ def _convolutional(rows: int, source: torch.Generator) -> tuple[nn.Module, Tenso
     return nn.Sequential(*layers), torch.rand(rows, 1, 28, 28, generator=source)
 
 
-class _LastState(nn.Module):
-    def __init__(self, features: int, units: int) -> None:
-        super().__init__()
-        self.recurrent = nn.LSTM(features, units, batch_first=True)
-        self.readout = nn.Linear(units, 10)
+class _Apply(nn.Module):
+    """A function as a layer."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        states, _ = self.recurrent(x)
-        return self.readout(states[:, -1])  # type: ignore[no-any-return]
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.forward = function
 
 
 def _recurrent(rows: int, source: torch.Generator) -> tuple[nn.Module, Tensor]:
-    return _LastState(28, 128), torch.rand(rows, 28, 28, generator=source)
-
-
-class _MeanToken(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.block = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True)
-        self.readout = nn.Linear(width, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.readout(self.block(x).mean(1))  # type: ignore[no-any-return]
+    last_state = _Apply(lambda found: found[0][:, -1])
+    model = nn.Sequential(nn.LSTM(28, 128, batch_first=True), last_state, nn.Linear(128, 10))
+    return model, torch.rand(rows, 28, 28, generator=source)
 
 
 def _transformer(rows: int, source: torch.Generator) -> tuple[nn.Module, Tensor]:
-    return _MeanToken(128), torch.randn(rows, 32, 128, generator=source)
+    block = nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True)
+    model = nn.Sequential(block, _Apply(lambda tokens: tokens.mean(1)), nn.Linear(128, 10))
+    return model, torch.randn(rows, 32, 128, generator=source)
 
 
 OTHER: dict[str, Other] = {

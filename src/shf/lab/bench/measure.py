@@ -10,7 +10,7 @@ from typing import Any
 
 from shf.lab.clock import Clock, wall
 
-Task = Callable[[], object]
+Work = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ QUICK = Pace(quick=True, repetitions=1, seconds=0.0)
 
 
 def interleaved(
-    tasks: Mapping[str, Task], pace: Pace, *, before: Mapping[str, Task] | None = None
+    tasks: Mapping[str, Work], pace: Pace, *, before: Mapping[str, Work] | None = None
 ) -> dict[str, Timing]:
     """Runs the tasks in turns and times each run.
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from shf.lab.bench.cases import FEED_FORWARD, REUTERS, FeedForward, Problem
+from shf.lab.bench.cases import FEED_FORWARD, REUTERS, FeedForward, Workload
 
 _GROWTH_STEPS = (1000, 200)
 """Steps of the test for leaks, and after how many of them memory is first looked at."""
@@ -128,13 +128,13 @@ def _work(request: dict[str, Any]) -> dict[str, int]:
     return {"peak": _peak() - empty}
 
 
-def _gradient(case: FeedForward, problem: Problem, microbatch: int | None) -> None:
+def _gradient(case: FeedForward, problem: Workload, microbatch: int | None) -> None:
     problem.gradient()
     _reset_peak()
     problem.gradient()
 
 
-def _step(case: FeedForward, problem: Problem, microbatch: int | None) -> None:
+def _step(case: FeedForward, problem: Workload, microbatch: int | None) -> None:
     first = case.optimizer(problem, cg_iterations=1)
     first.step(problem.inputs, problem.targets)
     optimizer = case.optimizer(problem, microbatch=microbatch)

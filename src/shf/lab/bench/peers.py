@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from importlib import import_module, metadata
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import one_hot
 from torch.nn.utils import parameters_to_vector
 
-from shf.lab.bench.cases import MNIST, FeedForward, Problem
-from shf.lab.bench.measure import Pace, Task, interleaved
+from shf.lab.bench.cases import MNIST, FeedForward, Workload
+from shf.lab.bench.measure import Pace, Work, interleaved
 
 BATCHES = 60
 """Gradient batches of an epoch."""
@@ -34,45 +33,32 @@ class Peer:
 
     name: str
     package: str | None
-    make: Callable[[FeedForward, Problem], Task]
+    make: Callable[[FeedForward, Workload], Work]
     setup: str
 
 
-def _gradient_step(problem: Problem, optimizer: torch.optim.Optimizer) -> Task:
-    def step() -> None:
-        optimizer.zero_grad()
-        problem.loss(problem.model(problem.inputs), problem.targets).backward()
-        optimizer.step()
-
-    return step
-
-
-def _shf(case: FeedForward, problem: Problem) -> Task:
+def _shf(case: FeedForward, problem: Workload) -> Work:
     optimizer = case.optimizer(problem)
     return lambda: optimizer.step(problem.inputs, problem.targets)
 
 
-def _sgd(case: FeedForward, problem: Problem) -> Task:
-    return _gradient_step(problem, torch.optim.SGD(problem.model.parameters(), lr=0.01, momentum=0.9, nesterov=True))
+def _first_order(package: str, name: str, **options: Any) -> Callable[[FeedForward, Workload], Work]:
+    """A step of one of torch's kind: a gradient, and what the optimizer makes of it."""
+
+    def make(case: FeedForward, problem: Workload) -> Work:
+        optimizer = getattr(import_module(package), name)(problem.model.parameters(), **options)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            problem.loss(problem.model(problem.inputs), problem.targets).backward()
+            optimizer.step()
+
+        return step
+
+    return make
 
 
-def _adam(case: FeedForward, problem: Problem) -> Task:
-    return _gradient_step(problem, torch.optim.Adam(problem.model.parameters(), lr=1e-3))
-
-
-def _shampoo(case: FeedForward, problem: Problem) -> Task:
-    library = import_module("pytorch_optimizer")
-    parameters = problem.model.parameters()
-    return _gradient_step(problem, library.Shampoo(parameters, lr=1e-3, preconditioning_compute_steps=_PERIOD))
-
-
-def _soap(case: FeedForward, problem: Problem) -> Task:
-    library = import_module("pytorch_optimizer")
-    parameters = problem.model.parameters()
-    return _gradient_step(problem, library.SOAP(parameters, lr=1e-3, precondition_frequency=_PERIOD))
-
-
-def _hessianfree(case: FeedForward, problem: Problem) -> Task:
+def _hessianfree(case: FeedForward, problem: Workload) -> Work:
     hf = import_module("hessianfree")
     layers = [hf.nl.Linear(), *(hf.nl.ReLU() for _ in case.units[1:-1]), hf.nl.Softmax()]
     network = hf.FFNet(list(case.units), layers=layers, loss_type=hf.loss_funcs.CrossEntropy())
@@ -87,7 +73,7 @@ def _hessianfree(case: FeedForward, problem: Problem) -> Task:
     return step
 
 
-def _newton_cg(case: FeedForward, problem: Problem) -> Task:
+def _newton_cg(case: FeedForward, problem: Workload) -> Work:
     library = import_module("torchmin")
     names, shapes = zip(*((name, p.shape) for name, p in problem.model.named_parameters()), strict=True)
     sizes = [shape.numel() for shape in shapes]
@@ -107,12 +93,16 @@ def _newton_cg(case: FeedForward, problem: Problem) -> Task:
     return step
 
 
+_SGD = _first_order("torch.optim", "SGD", lr=0.01, momentum=0.9, nesterov=True)
+_ADAM = _first_order("torch.optim", "Adam", lr=1e-3)
+_SHAMPOO = _first_order("pytorch_optimizer", "Shampoo", lr=1e-3, preconditioning_compute_steps=_PERIOD)
+_SOAP = _first_order("pytorch_optimizer", "SOAP", lr=1e-3, precondition_frequency=_PERIOD)
 PEERS = {
     "shf": Peer("SHF", None, _shf, "ζ 3, curvature batch 100"),
-    "sgd": Peer("SGD with Nesterov momentum", None, _sgd, "torch.optim"),
-    "adam": Peer("Adam", None, _adam, "torch.optim"),
-    "shampoo": Peer("Shampoo", "pytorch-optimizer", _shampoo, "preconditioner every 10th step"),
-    "soap": Peer("SOAP", "pytorch-optimizer", _soap, "preconditioner every 10th step"),
+    "sgd": Peer("SGD with Nesterov momentum", None, _SGD, "torch.optim"),
+    "adam": Peer("Adam", None, _ADAM, "torch.optim"),
+    "shampoo": Peer("Shampoo", "pytorch-optimizer", _SHAMPOO, "preconditioner every 10th step"),
+    "soap": Peer("SOAP", "pytorch-optimizer", _SOAP, "preconditioner every 10th step"),
     "hessianfree": Peer("hessianfree's HF", "hessianfree", _hessianfree, "3 CG iterations on all 1000 rows"),
     "newton-cg": Peer("Newton-CG", "pytorch-minimize", _newton_cg, "3 CG iterations on all 1000 rows, line search"),
 }
@@ -122,7 +112,7 @@ def seconds_per_epoch(names: Sequence[str], pace: Pace) -> dict[str, dict[str, A
     """An entry per peer, in the order given; those that are not installed say so."""
     case = MNIST.shrunk() if pace.quick else MNIST
     problem = case.problem()
-    tasks: dict[str, Task] = {}
+    tasks: dict[str, Work] = {}
     for name in names:
         if _missing(PEERS[name]) is None:
             tasks[name] = _repeated(PEERS[name].make(case, copy.deepcopy(problem)), 1 if pace.quick else _PERIOD)
@@ -142,7 +132,7 @@ def seconds_per_epoch(names: Sequence[str], pace: Pace) -> dict[str, dict[str, A
     return entries
 
 
-def _repeated(step: Task, times: int) -> Task:
+def _repeated(step: Work, times: int) -> Work:
     def run() -> None:
         for _ in range(times):
             step()

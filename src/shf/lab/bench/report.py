@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 import matplotlib
@@ -19,8 +20,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from shf.lab.bench.targets import SPARSE, judge
-from shf.lab.pages import filled
+from shf.lab.bench.targets import KINDS, SPARSE, judge
+from shf.lab.pages import filled, table
 
 FIGURE = Path("figures") / "speed.svg"
 """The plot of a page, from the page's directory."""
@@ -42,153 +43,125 @@ def write(results: dict[str, Any], folder: Path) -> Path:
 
 def tables(results: dict[str, Any]) -> list[tuple[str, Sequence[str], Rows]]:
     """Title, heads and rows of every table that the record has figures for."""
-    found = [
-        (title, heads, make(results["sections"][section]))
-        for section, (title, heads, make) in _TABLES.items()
-        if section in results["sections"]
-    ]
+    found: list[tuple[str, Sequence[str], Rows]] = []
+    for section, (title, columns) in _TABLES.items():
+        if (recorded := results["sections"].get(section)) is not None:
+            heads, _, cells = zip(*(column.partition(": ") for column in columns.split(" | ")), strict=True)
+            entries: Iterable[dict[str, Any]] = recorded.values()
+            if section in _ENTRIES:
+                entries = _ENTRIES[section](recorded)
+            found.append((title, heads, [_row(entry, cells) for entry in entries]))
     verdicts: Rows = [
         (t.name, f"{t.value:.3g} {t.unit}".strip(), t.bound, "yes" if t.met else "**no**") for t in judge(results)
     ]
     return [*found, ("Targets", ("figure", "found", "wanted", "met"), verdicts)] if verdicts else found
 
 
-def _step(found: dict[str, Any]) -> Rows:
-    return [
-        (
-            e["network"],
-            f"{e['parameters']:,}",
-            f"{e['rows']} / {e['curvature_rows']}",
-            f"{e['products']} + {e['evaluations']}",
-            _seconds(e["step"]["median_seconds"]),
-            _seconds(e["floor"]["median_seconds"]),
-            f"{e['step_over_floor']:.2f}",
-        )
-        for e in found.values()
-    ]
+def _scaling(found: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for e in found.values():
+        points = (f"{p['value']:g}: {_seconds(p['seconds'])} ({p['step_over_floor']:.2f})" for p in e["points"])
+        yield {**e, "points": ", ".join(points)}
 
 
-def _anatomy(found: dict[str, Any]) -> Rows:
-    return [(e["network"], *(f"{100 * share:.0f} %" for share in e["shares"].values())) for e in found.values()]
-
-
-def _product(found: dict[str, Any]) -> Rows:
-    return [
-        (
-            e["network"],
-            str(e["rows"]),
-            _seconds(e["product"]["median_seconds"]),
-            _seconds(e["gradient"]["median_seconds"]),
-            f"{e['product_over_gradient']:.2f}",
-        )
-        for e in found.values()
-    ]
-
-
-def _scaling(found: dict[str, Any]) -> Rows:
-    return [
-        (
-            e["what"],
-            ", ".join(f"{p['value']:g}: {_seconds(p['seconds'])} ({p['step_over_floor']:.2f})" for p in e["points"]),
-            f"{e['exponent']:.2f}",
-            f"{e['floor_exponent']:.2f}",
-            e["fitted"],
-        )
-        for e in found.values()
-    ]
-
-
-def _memory(found: dict[str, Any]) -> Rows:
-    rows: Rows = []
+def _memory(found: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for name, e in found.items():
         if name == "growth":
-            rows.append((f"{e['steps']} steps, early and late", _mebibytes(e["early"]), _mebibytes(e["late"]), ""))
+            what = f"{e['steps']} steps, early and late"
+            yield {"network": what, "gradient_bytes": e["early"], "step_bytes": e["late"]}
         elif name == "microbatch":
             what = f"{e['network']}, microbatch {e['microbatch']} and whole"
-            rows.append((what, _mebibytes(e["chunked_bytes"]), _mebibytes(e["whole_bytes"]), ""))
+            yield {"network": what, "gradient_bytes": e["chunked_bytes"], "step_bytes": e["whole_bytes"]}
         else:
-            ratio = f"{e['step_over_gradient']:.2f}"
-            rows.append((e["network"], _mebibytes(e["gradient_bytes"]), _mebibytes(e["step_bytes"]), ratio))
-    return rows
+            yield e
 
 
-def _sparse(found: dict[str, Any]) -> Rows:
-    rows: Rows = []
+def _sparse(found: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for e in found.values():
         for what in SPARSE:
             dense, sparse = (_seconds(e[what][kind]["median_seconds"]) for kind in ("dense", "sparse"))
-            few = f" on {e['curvature_rows']} rows" if what == "product_few" else f" on {e['rows']} rows"
-            rows.append((what.partition("_")[0] + few, dense, sparse, f"{e[what + '_speedup']:.1f}"))
-        dense, sparse = e["dense_bytes"], e["sparse_bytes"]
-        rows.append(("peak memory of a step", _mebibytes(dense), _mebibytes(sparse), f"{dense / max(sparse, 1):.1f}"))
-    return rows
+            rows = e["curvature_rows"] if what == "product_few" else e["rows"]
+            on = f"{what.partition('_')[0]} on {rows} rows"
+            yield {"what": on, "dense": dense, "sparse": sparse, "ratio": e[what + "_speedup"]}
+        dense, sparse = _mebibytes(e["dense_bytes"]), _mebibytes(e["sparse_bytes"])
+        ratio = e["dense_bytes"] / max(e["sparse_bytes"], 1)
+        yield {"what": "peak memory of a step", "dense": dense, "sparse": sparse, "ratio": ratio}
 
 
-def _compiled(found: dict[str, Any]) -> Rows:
-    return [
-        (e["network"], e["skipped"], "", "", "")
-        if "skipped" in e
-        else (
-            e["network"],
-            _seconds(e["plain"]["median_seconds"]),
-            _seconds(e["compiled"]["median_seconds"]),
-            f"{e['compiled_over_plain']:.2f}",
-            _seconds(e["compilation_seconds"]),
-        )
-        for e in found.values()
-    ]
+_ENTRIES: dict[str, Callable[[dict[str, Any]], Iterable[dict[str, Any]]]] = {
+    "scaling": _scaling,
+    "memory": _memory,
+    "sparse": _sparse,
+}
+"""Sections whose rows are not their entries as recorded."""
 
-
-def _peers(found: dict[str, Any]) -> Rows:
-    return [
-        (e["peer"], e["package"] or "–", e["setup"], e["skipped"], "", "")
-        if "skipped" in e
-        else (
-            e["peer"],
-            e["package"],
-            e["setup"],
-            _seconds(e["seconds_per_step"]),
-            f"{e['seconds_per_epoch']:.3g} s",
-            f"{e['over_adam']:.2f}" if "over_adam" in e else "",
-        )
-        for e in found.values()
-    ]
-
-
-_TABLES: dict[str, tuple[str, Sequence[str], Callable[[dict[str, Any]], Rows]]] = {
+_TABLES = {
     "step": (
         "A step and its floor",
-        ("network", "parameters", "rows / curvature", "products + evaluations", "step", "floor", "step / floor"),
-        _step,
+        "network: {network} | parameters: {parameters:,} | rows / curvature: {rows} / {curvature_rows} | "
+        "products + evaluations: {products} + {evaluations} | step: {step[median_seconds]:time} | "
+        "floor: {floor[median_seconds]:time} | step / floor: {step_over_floor:.2f}",
     ),
     "anatomy": (
         "Where a step's time goes",
-        ("network", "matrix products", "passes over vectors", "elementwise work of the network", "all else"),
-        _anatomy,
+        " | ".join(["network: {network}", *(f"{kind}: {{shares[{kind}]:share}}" for kind in KINDS)]),
     ),
     "product": (
         "A Gauss-Newton product and a gradient, on the same rows",
-        ("network", "rows", "product", "gradient", "product / gradient"),
-        _product,
+        "network: {network} | rows: {rows} | product: {product[median_seconds]:time} | "
+        "gradient: {gradient[median_seconds]:time} | product / gradient: {product_over_gradient:.2f}",
     ),
     "scaling": (
         "Cost of a step against size",
-        ("what grows", "a step (step / floor)", "exponent", "exponent of the floor", "fitted"),
-        _scaling,
+        "what grows: {what} | a step (step / floor): {points} | exponent: {exponent:.2f} | "
+        "exponent of the floor: {floor_exponent:.2f} | fitted: {fitted}",
     ),
-    "memory": ("Peak memory", ("network", "gradient", "step", "step / gradient"), _memory),
-    "sparse": ("Reuters' shape, dense and sparse", ("what", "dense", "sparse", "dense / sparse"), _sparse),
+    "memory": (
+        "Peak memory",
+        "network: {network} | gradient: {gradient_bytes:MiB} | step: {step_bytes:MiB} | "
+        "step / gradient: {step_over_gradient:.2f}",
+    ),
+    "sparse": (
+        "Reuters' shape, dense and sparse",
+        "what: {what} | dense: {dense} | sparse: {sparse} | dense / sparse: {ratio:.1f}",
+    ),
     "compiled": (
         "An evaluation of the objective, plain and through torch.compile",
-        ("network", "plain", "compiled", "compiled / plain", "compilation"),
-        _compiled,
+        "network: {network} | plain: {plain[median_seconds]:time} | compiled: {compiled[median_seconds]:time} | "
+        "compiled / plain: {compiled_over_plain:.2f} | compilation: {compilation_seconds:time}",
     ),
     "peers": (
         "Seconds per epoch of 60 batches, MNIST classifier, 1000 rows each",
-        ("optimizer", "package", "set up", "step", "epoch", "against Adam"),
-        _peers,
+        "optimizer: {peer} | package: {package} | set up: {setup} | step: {seconds_per_step:time} | "
+        "epoch: {seconds_per_epoch:.3g} s | against Adam: {over_adam:.2f}",
     ),
 }
+"""For each section the title of its table, and its columns: their heads and how a cell is made from an entry."""
+
+
+class _Cells(Formatter):
+    """Knows seconds, mebibytes and shares as formats; None is a dash."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        kinds: dict[str, Callable[[Any], str]] = {
+            "time": _seconds,
+            "MiB": _mebibytes,
+            "share": lambda share: f"{100 * share:.0f} %",
+        }
+        if format_spec in kinds:
+            return kinds[format_spec](value)
+        return "–" if value is None else str(super().format_field(value, format_spec))
+
+
+def _row(entry: dict[str, Any], templates: Iterable[str]) -> list[str]:
+    """The cells of an entry; the first that it has no figure for says why, if the entry does."""
+    cells, why = [], entry.get("skipped", "")
+    for template in templates:
+        try:
+            cells.append(_Cells().vformat(template, (), entry))
+        except KeyError:
+            cells.append(why)
+            why = ""
+    return cells
 
 
 def _seconds(value: float) -> str:
@@ -275,8 +248,7 @@ def markdown(results: dict[str, Any]) -> str:
     """Plot and tables as Markdown, under the machine they were measured on."""
     parts = [f"*{describe(results)}*", f"![steps, products, scaling and peers]({FIGURE.as_posix()})"]
     for title, heads, rows in tables(results):
-        lines = [" | ".join(row) for row in (heads, ["---"] * len(heads), *rows)]
-        parts.append(f"**{title}**\n\n" + "\n".join(f"| {line} |" for line in lines))
+        parts.append(f"**{title}**\n\n{table(heads, rows)}")
     return "\n\n".join(parts)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from shf.lab import machine
-from shf.lab.allocator import keep_freed_memory
 from shf.lab.bench import anatomy, memory, peers, speed
 from shf.lab.bench.cases import FEED_FORWARD, PRODUCTS
 from shf.lab.bench.measure import QUICK, Pace
@@ -76,7 +75,7 @@ def select(names: Sequence[str] | None) -> list[str]:
 def measure_cases(cases: Sequence[str], *, quick: bool = False, progress: Callable[[str], object] = print) -> Entry:
     """Runs the cases one after the other; `progress` is told each name before it begins."""
     begun = wall()
-    keep_freed_memory()
+    machine.keep_freed_memory()
     started = datetime.now(UTC).isoformat(timespec="seconds")
     found: dict[str, dict[str, Entry]] = {}
     for section, (_, measure) in SECTIONS.items():

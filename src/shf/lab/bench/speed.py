@@ -13,9 +13,9 @@ import torch
 from scipy.optimize import least_squares
 
 import shf
-from shf.lab.bench.cases import REUTERS, FeedForward, Other, Problem
+from shf.lab.bench.cases import REUTERS, FeedForward, Other, Workload
 from shf.lab.bench.floor import Floor
-from shf.lab.bench.measure import Pace, Task, Timing, interleaved
+from shf.lab.bench.measure import Pace, Timing, Work, interleaved
 
 _WARM_ITERATIONS = 2
 """CG iterations of the step that comes before the measured ones, which start from its solution."""
@@ -24,7 +24,7 @@ _WARM_ITERATIONS = 2
 class RepeatedStep:
     """The second step of training, again and again: model and optimizer are put back before each run."""
 
-    def __init__(self, case: FeedForward, problem: Problem) -> None:
+    def __init__(self, case: FeedForward, problem: Workload) -> None:
         first = case.optimizer(problem, cg_iterations=min(_WARM_ITERATIONS, case.cg_iterations))
         first.step(problem.inputs, problem.targets)
         self.info: shf.StepInfo | None = None
@@ -184,7 +184,7 @@ def sparse_against_dense(pace: Pace) -> dict[str, Any]:
     }
 
 
-def _product(case: FeedForward | Other) -> Task:
+def _product(case: FeedForward | Other) -> Work:
     """One Gauss-Newton product, its graphs already built."""
     problem = case.problem()
     product = shf.gauss_newton_product(problem.model, problem.loss, problem.inputs, problem.targets)

@@ -9,6 +9,8 @@ from typing import Any
 MIB, GIB = 2**20, 2**30
 SPARSE = ("product", "product_few", "step")
 """What is measured with sparse and with dense inputs."""
+KINDS = ("matrix products", "passes over vectors", "elementwise work of the network", "all else")
+"""Kinds of work in a step."""
 
 
 @dataclass(frozen=True)
@@ -42,41 +44,24 @@ class Target:
 
 def judge(results: dict[str, Any]) -> list[Target]:
     """All targets whose figures are there; none for a quick run, whose figures mean nothing."""
-    sections = {} if results["quick"] else results["sections"]
-    return [target for section, rule in _RULES.items() if section in sections for target in rule(sections[section])]
+    return [] if results["quick"] else list(_targets(results["sections"]))
 
 
-def _step(found: dict[str, Any]) -> Iterator[Target]:
-    for name, entry in found.items():
-        most = 1.6 if name == "usps" else 1.25
-        yield Target(f"step / floor, {entry['network']}", entry["step_over_floor"], most)
-
-
-def _product(found: dict[str, Any]) -> Iterator[Target]:
-    for entry in found.values():
-        if entry["feed_forward"]:
-            yield Target(f"product / gradient, {entry['network']}", entry["product_over_gradient"], 1.4)
-
-
-def _scaling(found: dict[str, Any]) -> Iterator[Target]:
-    for entry in found.values():
-        yield Target(f"exponent in {entry['what']}", entry["exponent"], 1.1, 0.9, "")
-
-
-def _memory(found: dict[str, Any]) -> Iterator[Target]:
-    for name, entry in found.items():
+def _targets(sections: dict[str, dict[str, Any]]) -> Iterator[Target]:
+    for name, e in sections.get("step", {}).items():
+        yield Target(f"step / floor, {e['network']}", e["step_over_floor"], 1.6 if name == "usps" else 1.25)
+    for e in sections.get("product", {}).values():
+        if e["feed_forward"]:
+            yield Target(f"product / gradient, {e['network']}", e["product_over_gradient"], 1.4)
+    for e in sections.get("scaling", {}).values():
+        yield Target(f"exponent in {e['what']}", e["exponent"], 1.1, 0.9, "")
+    for name, e in sections.get("memory", {}).items():
         if name == "growth":
-            growth = (entry["late"] - entry["early"]) / MIB
-            yield Target(f"growth of memory in {entry['steps']} steps", growth, 1.0, None, "MiB")
-        elif "step_over_gradient" in entry:
-            yield Target(f"peak memory, step / gradient, {entry['network']}", entry["step_over_gradient"], 3.0)
-
-
-def _sparse(found: dict[str, Any]) -> Iterator[Target]:
-    for entry in found.values():
-        yield Target("sparse against dense, products", entry["product_speedup"], None, 20.0)
-        yield Target("sparse against dense, step", entry["step_speedup"], None, 4.0)
-        yield Target("sparse, peak memory of a step", entry["sparse_bytes"] / GIB, 1.0, None, "GiB")
-
-
-_RULES = {"step": _step, "product": _product, "scaling": _scaling, "memory": _memory, "sparse": _sparse}
+            growth = (e["late"] - e["early"]) / MIB
+            yield Target(f"growth of memory in {e['steps']} steps", growth, 1.0, None, "MiB")
+        elif "step_over_gradient" in e:
+            yield Target(f"peak memory, step / gradient, {e['network']}", e["step_over_gradient"], 3.0)
+    for e in sections.get("sparse", {}).values():
+        yield Target("sparse against dense, products", e["product_speedup"], None, 20.0)
+        yield Target("sparse against dense, step", e["step_speedup"], None, 4.0)
+        yield Target("sparse, peak memory of a step", e["sparse_bytes"] / GIB, 1.0, None, "GiB")

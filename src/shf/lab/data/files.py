@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import io
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from .archives import gunzip
-from .errors import DamagedDataError
+from .errors import DamagedDataError, DataError
 from .storage import read_bounded
 
 SLACK = 1 << 20  # a gzip file may be larger than what it holds, by headers only
@@ -42,23 +44,28 @@ class DataFile:
         path = self.at(root)
         return self.content(read_bounded(path, self.size + SLACK), str(path))
 
-    def content(self, stored: bytes, label: str) -> bytes:
-        """The content in the bytes of a file, after its size and checksum were found right."""
+    def problem(self, root: Path) -> str | None:
+        """Why the file under ``root`` cannot be used; None if it can."""
         try:
-            content = gunzip(stored, self.size, label) if self.gzipped else stored
-        except DamagedDataError as fault:
-            raise self._damaged(label, f"nothing readable; the file's own sha256 is {sha256(stored)}") from fault
-        found = sha256(content)
-        if found != self.sha256:
-            raise self._damaged(label, f"{found} ({len(content)} bytes)")
-        return content
+            self.read(root)
+        except DataError as fault:
+            return str(fault)
+        return None
 
-    def _damaged(self, label: str, found: str) -> DamagedDataError:
-        name = self.path.split("/", maxsplit=1)[0]
-        return DamagedDataError(
+    def content(self, stored: bytes, label: str) -> bytes:
+        """The content in the bytes of a file, after its checksum was found right; a gzip bomb is left at ``size + 1``."""
+        try:
+            content = gzip.GzipFile(fileobj=io.BytesIO(stored)).read(self.size + 1) if self.gzipped else stored
+        except (OSError, EOFError, zlib.error):
+            found = f"nothing readable; the file's own sha256 is {sha256(stored)}"
+        else:
+            if sha256(content) == self.sha256:
+                return content
+            found = f"{sha256(content)} ({len(content)} bytes)"
+        raise DamagedDataError(
             f"{label}: damaged, truncated or another file. Expected {self.checksum_of} {self.sha256} "
             f"({self.size} bytes), found {found}. Replace it by a good copy ({self.home}); "
-            f"for a file in the user cache `shf data get {name}` does that."
+            f"for a file in the user cache `shf data get {self.path.partition('/')[0]}` does that."
         )
 
 

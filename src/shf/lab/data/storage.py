@@ -52,15 +52,11 @@ def exclusive(path: Path, *, seconds: float = LOCK_SECONDS) -> Iterator[None]:
     """Hold the lock file ``path``; a second process waits. The system frees the lock when its owner dies."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(path)
-        lock.acquire(timeout=seconds)
+        lock = filelock.FileLock(path).acquire(timeout=seconds)
     except filelock.Timeout as fault:
-        raise DataError(
-            f"{path}: another process has held this lock for {seconds:.0f} s. Wait until it has fetched, or end it."
-        ) from fault
+        words = f"another process has held this lock for {seconds:.0f} s. Wait until it has fetched, or end it."
+        raise DataError(f"{path}: {words}") from fault
     except OSError as fault:
         raise DataError(_cannot_write(path, 0, fault)) from fault
-    try:
+    with lock:
         yield
-    finally:
-        lock.release()

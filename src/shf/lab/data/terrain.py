@@ -46,7 +46,7 @@ def places(shape: tuple[int, ...]) -> Array:
     return np.stack([axis.ravel() for axis in grid], axis=1)
 
 
-def split(points: int, train: int | None, test: int | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def split(points: int, train: int, test: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Which points are for training and which for the test: disjoint, and the same draw whatever a run's seed."""
     order = np.random.default_rng(0).permutation(points)
-    return order[: train or TRAIN], order[points - (test or TEST) :]
+    return order[:train], order[points - test :]

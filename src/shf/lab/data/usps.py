@@ -6,6 +6,7 @@ permutation are for training and the other 300 for testing.
 
 from __future__ import annotations
 
+import io
 import json
 from functools import cache
 from importlib import resources
@@ -13,10 +14,9 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.io import loadmat
 
-from .errors import DamagedDataError
 from .files import DataFile
-from .matfile import read_variables
 
 HOME = "https://cs.nyu.edu/~roweis/data/"
 FILE = DataFile(
@@ -42,10 +42,8 @@ def read(root: Path) -> NDArray[np.uint8]:
 
     In the file the axes are (pixel, image, digit), the pixels column by column, the digits in the order 1, 2, …, 9, 0.
     """
-    data = read_variables(FILE.read(root), ["data"], limit=1 << 24, label=FILE.path)["data"]
-    if data.shape != (256, PER_DIGIT, DIGITS) or data.dtype != np.uint8:
-        raise DamagedDataError(f"{FILE.path}: data is {data.dtype} {data.shape}, expected uint8 (256, 1100, 10).")
-    by_digit: NDArray[np.uint8] = np.roll(data.transpose(2, 1, 0), 1, axis=0).reshape(DIGITS, PER_DIGIT, *IMAGE_SHAPE)
+    data: NDArray[np.uint8] = loadmat(io.BytesIO(FILE.read(root)))["data"]  # type: ignore[arg-type]
+    by_digit = np.roll(data.transpose(2, 1, 0), 1, axis=0).reshape(DIGITS, PER_DIGIT, *IMAGE_SHAPE)
     return by_digit.swapaxes(2, 3).reshape(DIGITS, PER_DIGIT, -1)
 
 

@@ -1,0 +1,62 @@
+"""Batches that are iterated again and again, each time the same."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import RandomSampler
+
+from shf.data.batches import Count
+from shf.data.draws import mix
+from shf.data.tree import leaves, parts
+
+_CHUNK = 2**20
+
+
+def sizes_of(batches: Iterable[Any], count: Count) -> list[int]:
+    """The rows of each batch; refuses what cannot be iterated twice, or is not the same then."""
+    if iter(batches) is batches:
+        raise TypeError(
+            f"batches is a one-time iterator ({type(batches).__name__}): expected something that can be iterated "
+            "again, such as a list or a DataLoader"
+        )
+    sizes: list[int] = []
+    seen: list[int] = []
+    for inputs, targets in map(pair, batches):
+        seen = seen or _checksums((inputs, targets))
+        sizes.append(count(inputs))
+    shuffles = isinstance(getattr(batches, "sampler", None), RandomSampler)
+    if shuffles or seen != _checksums(next(iter(batches), None)):
+        raise ValueError(
+            f"batches is a {type(batches).__name__} that shuffles or draws: iterated twice, it begins with different "
+            "batches, and every evaluation in a step must see the same; give a DataLoader without a random sampler and "
+            "without random augmentation, or a list of batches"
+        )
+    return sizes
+
+
+def pair(batch: Any) -> tuple[Any, Any]:
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        found = f"{len(batch)} of them" if isinstance(batch, tuple | list) else f"a {type(batch).__name__}"
+        raise TypeError(f"HF.step(batches, curvature): expected (inputs, targets) pairs in both, got {found}")
+    return batch[0], batch[1]
+
+
+@torch.no_grad()
+def checksum(tensor: Tensor) -> int:
+    """A number that depends on every bit of a tensor and on its place; costs one pass over it and no memory.
+
+    Each entry's bits are weighted by an odd number of its own, modulo 2⁶⁴: a change of one entry always shows, and changes
+    of several cancel only by accident.
+    """
+    width = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}[tensor.element_size()]
+    bits = tensor.detach().reshape(-1).view(width)
+    weights = torch.arange(min(len(bits), _CHUNK), device=bits.device).mul_(2).add_(1).mul_(0x2545F4914F6CDD1D)
+    sums = [int((chunk.long() * weights[: len(chunk)]).sum()) for chunk in bits.split(_CHUNK)]
+    return mix(*sums)
+
+
+def _checksums(batch: Any) -> list[int]:
+    """What tells a batch from another, as far as it is made of tensors."""
+    return [checksum(part) for t in leaves(batch) for part in parts(t)]

@@ -1,0 +1,89 @@
+"""What a step reports."""
+
+import enum
+import math
+from dataclasses import dataclass
+
+from shf.linear.cg import CGStop
+
+
+class DampingBound(enum.Enum):
+    """The end of its range that λ has come to."""
+
+    FLOOR = "λ is at its floor"
+    """`damping_min`, or that of `damping="auto"`."""
+    CEILING = "λ is at its ceiling"
+    """`damping_max`."""
+
+
+def bound_reached(damping: float, least: float, most: float) -> DampingBound | None:
+    """Which end of [least, most] λ stands at, if any; the ceiling where there is but one value."""
+    if damping >= most:
+        return DampingBound.CEILING
+    return DampingBound.FLOOR if damping <= least else None
+
+
+@dataclass(frozen=True)
+class StepInfo:
+    """What happened in one step, in Python numbers.
+
+    Attributes:
+        loss_before: f_0 = f(θ) on this batch with this step's masks, weight decay included.
+        loss_after: f(θ + αδ) on the same batch and masks, before β and clipping; f_0 where the step was rejected, or where
+            f rose by no more than rounding.
+        gradient_norm: ‖∇f(θ)‖.
+        reduction_ratio: ρ; -inf where f rose or the model promised no descent, nan where the gradient is zero.
+        damping: the λ used in this step.
+        step_size: α; 0 where the step was rejected.
+        chosen_iterate: number of the CG iterate that was taken, from 1; cg_steps + 1 for the one that exact momentum adds;
+            0 if there is none, or none with a finite objective.
+        cg_steps: CG iterations done.
+        cg_stop: why CG ended.
+        accepted: whether the parameters moved.
+        evaluations: objective evaluations of this step besides the gradient's own.
+        failed_trials: those of them that were not finite; they raise λ.
+        gradients: gradient passes.
+        products: Gauss-Newton products.
+        damping_bound: the floor or ceiling that λ stands at after this step; None if at neither.
+        skipped: why the batch was passed over, in words (`nonfinite="skip"`); None if it was not.
+        gradient_noise: trace of the gradient's covariance over ‖∇f(θ)‖², where it was measured.
+    """
+
+    loss_before: float
+    loss_after: float
+    gradient_norm: float
+    reduction_ratio: float
+    damping: float
+    step_size: float
+    chosen_iterate: int
+    cg_steps: int
+    cg_stop: CGStop
+    accepted: bool
+    evaluations: int
+    failed_trials: int
+    gradients: int
+    products: int
+    damping_bound: DampingBound | None = None
+    skipped: str | None = None
+    gradient_noise: float | None = None
+
+    @classmethod
+    def of_skipped(cls, damping: float, why: str) -> "StepInfo":
+        """Of a batch that was passed over: one gradient pass, and nothing moved."""
+        return cls(
+            loss_before=math.nan,
+            loss_after=math.nan,
+            gradient_norm=math.nan,
+            reduction_ratio=-math.inf,
+            damping=damping,
+            step_size=0.0,
+            chosen_iterate=0,
+            cg_steps=0,
+            cg_stop=CGStop.NON_FINITE,
+            accepted=False,
+            evaluations=0,
+            failed_trials=0,
+            gradients=1,
+            products=0,
+            skipped=why,
+        )

@@ -1,0 +1,48 @@
+"""What a step knows at θ: f, its gradient, and where more can be asked for."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from shf.linear.cg import Dot, LinearMap, inner_product
+from shf.linear.system import LinearSystem
+from shf.state import Memory
+
+
+@dataclass(frozen=True)
+class Local:
+    """f at and around θ, for the rules of a step.
+
+    Attributes:
+        value: f(θ) on X^g.
+        downhill: -∇f(θ).
+        f: (δ, rate) ↦ f(θ + rate·δ) on X^g; each call is an evaluation.
+        system: λ ↦ (B + λI) on X^c.
+        memory: what was remembered, and what is to be.
+        dot: the inner product of vectors.
+        noise: what f may change by through rounding alone.
+        own: this process's part of a whole vector.
+        mean_eigenvalue: tr(B)/n, and how many products it took; 0 where that is not finite.
+    """
+
+    value: float
+    downhill: Tensor
+    f: Callable[[Tensor, float], float]
+    system: Callable[[float], LinearSystem]
+    memory: Memory
+    dot: Dot = inner_product
+    noise: float = 0.0
+    own: Callable[[Tensor], Tensor] = lambda vector: vector
+    mean_eigenvalue: Callable[[], tuple[float, int]] = lambda: (0.0, 0)
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """f(θ), ∇f(θ), λ ↦ (r ↦ P⁻¹r) and perhaps the gradient's noise, all on the gradient batch. They are the step's to
+    overwrite."""
+
+    value: float
+    gradient: Tensor
+    precondition: Callable[[float], LinearMap]
+    noise: float | None = None

@@ -1,0 +1,115 @@
+"""What a preconditioner is: what it wants of the gradient pass, and r ↦ P⁻¹r made of that."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from torch import Tensor
+
+from shf.component import Component
+from shf.distributed.collective import SINGLE, Collective
+from shf.linear.cg import LinearMap
+from shf.linear.decay import Decay
+from shf.losses import LossExpansion, Reduction, Signs
+from shf.model.jacobian import Jacobian
+from shf.model.percase import CallAxes
+from shf.state import Memory
+
+
+@dataclass(frozen=True)
+class GradientPass:
+    """The pass that a gradient comes from, over the rows that are here.
+
+    Attributes:
+        jacobian: J on these rows; with layers' inputs and outputs recorded, where that was asked for.
+        expansion: L at its outputs.
+        reduction: whether L is a mean or a sum over rows.
+        axes: see `squared_vjp`.
+        signs: independent ±1 for samples of L''.
+        weight: of these rows' mean in that of all.
+    """
+
+    jacobian: Jacobian
+    expansion: LossExpansion
+    reduction: Reduction
+    axes: CallAxes | None
+    signs: Signs
+    weight: float = 1.0
+
+    def gradient(self) -> Tensor:
+        """J'∂L/∂z, flat."""
+        return self.jacobian.vjp(self.expansion.gradient)
+
+
+@dataclass(frozen=True)
+class Space:
+    """Where P lives: vectors of θ's size, the damping on them, and the processes that hold parts of them.
+
+    Attributes:
+        damping: λ.
+        decay: w for every parameter, of all entries.
+        collective: the processes.
+        out: where P⁻¹r may be put; it is overwritten by the next product.
+    """
+
+    damping: float
+    decay: Decay
+    collective: Collective = SINGLE
+    out: Tensor | None = None
+
+    @property
+    def own_decay(self) -> Decay:
+        """That of the entries that this process holds."""
+        if not self.collective.split:
+            return self.decay
+        part = self.collective.part(self.decay.shapes.total)
+        return self.decay.within(part.start, part.stop)
+
+
+class Preparation(Protocol):
+    """A preconditioner in one step.
+
+    Attributes:
+        record: whether it wants the inputs and outputs of layers recorded in the gradient pass.
+        diagonal: whether the pass gives a diagonal, to be summed over all rows.
+    """
+
+    @property
+    def record(self) -> bool: ...
+
+    @property
+    def diagonal(self) -> bool: ...
+
+    def pull(self, pass_: GradientPass) -> tuple[Tensor, Tensor | None]:
+        """The gradient J'∂L/∂z of the rows that are here, and the diagonal from the same pass."""
+
+    def inverse(self, diagonal: Tensor | None, space: Space) -> LinearMap:
+        """r ↦ P⁻¹r for this λ; the result may be overwritten by the next call. The diagonal is overwritten."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preconditioner(Component):
+    """P of preconditioned CG, the same throughout a step. One of one's own is a subclass with `inverse`, and with `pull`
+    where it needs more than the gradient; see docs/extending.md."""
+
+    record: ClassVar[bool] = False
+    diagonal: ClassVar[bool] = False
+    batches: ClassVar[bool] = True
+    """Whether it can be made of several batches, as `shf.HF` does."""
+
+    def begin(self, memory: Memory, work: "Work") -> Preparation:
+        """What it does in one step; itself, unless it remembers something."""
+        return self
+
+    def pull(self, pass_: GradientPass) -> tuple[Tensor, Tensor | None]:
+        return pass_.gradient(), None
+
+    def inverse(self, diagonal: Tensor | None, space: Space) -> LinearMap:
+        raise TypeError(f"{type(self).__name__} does not say what P⁻¹r is: define inverse(diagonal, space)")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a step does besides: products of CG, and the share of the rows that each is over. Schedules count by it."""
+
+    cg_iterations: int
+    curvature_share: float = 1.0

@@ -1,0 +1,194 @@
+"""L(F(θ)) on the rows of one batch that are here, with this step's masks: value, gradient, curvature.
+
+The rows of a batch may be spread over processes. With B_i of B rows on process i, a mean over rows is f = Σ_i (B_i/B) f_i,
+and so are gradient and preconditioner; products weigh by the share C_i/C of the curvature rows. A sum over rows is a plain
+sum. What is here is one process's part; `shf.problems.shared` adds the parts, and the weight decay once.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from shf.data.batches import Batch
+from shf.data.tree import entries, leaves
+from shf.distributed.collective import Share
+from shf.errors import NonFiniteError
+from shf.linear.flat import all_finite
+from shf.losses import Loss, Reduction
+from shf.model.gaussnewton import GaussNewton
+from shf.model.network import Network
+from shf.preconditioners.base import GradientPass, Preparation
+from shf.probing.layout import Layout
+from shf.problems.noise import half_difference
+from shf.problems.passes import Passes
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A process's part of what a step begins with, weighted: L, ∇L, the diagonal that a preconditioner made (if it makes
+    one), the buffers that the pass left, and what tells how noisy ∇L is (if that is wanted)."""
+
+    value: float
+    gradient: Tensor
+    diagonal: Tensor | None
+    buffers: dict[str, Tensor]
+    noise: Tensor | None = None
+
+
+def no_parts(network: Network, *, diagonal: bool, noise: bool = False) -> Parts:
+    """Those of a process without rows."""
+    zeros = torch.zeros_like(network.theta())
+    return Parts(0.0, zeros, zeros.clone() if diagonal else None, network.buffers(), zeros.clone() if noise else None)
+
+
+class BatchProblem:
+    """L(F(X; θ), T) on one batch, at and around the network's present θ, and its curvature on some of the rows.
+
+    Args:
+        network: F with its present parameters.
+        loss: L.
+        batch: X^g, or this process's share of it.
+        layout: how the model treats rows.
+        curvature_rows: the rows of X^c within the whole X^g; None for all.
+        seed: of this step's draws.
+        microbatch: the most rows in memory at once.
+        structural_damping: [μ].
+        noise: whether the gradient's noise is to be measured.
+        share: which of the rows of X^g this process holds; by default all.
+        represents: rows that the curvature stands for where the loss is a sum; by default those of the whole batch.
+
+    Attributes:
+        rows: of X^g, that are here.
+        scale: rows of the whole X^g where L is a sum over them, else 1.
+        outputs: entries of the model's outputs on the rows here, once `linearise` has seen them.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        loss: Loss,
+        batch: Batch,
+        layout: Layout,
+        *,
+        curvature_rows: Tensor | None = None,
+        seed: int = 0,
+        microbatch: int | None = None,
+        structural_damping: float = 0.0,
+        noise: bool = False,
+        share: Share | None = None,
+        represents: int | None = None,
+    ) -> None:
+        self.network, self.loss = network, loss
+        self.rows, self.outputs = batch.rows, 0
+        self._passes = Passes(
+            network, batch, layout, share, seed=seed, microbatch=microbatch, steady=structural_damping > 0
+        )
+        self._share = share = share or Share(0, batch.rows, batch.rows)
+        self.scale = share.total if loss.reduction is Reduction.SUM else 1
+        self._represents = share.total if represents is None else represents
+        self._batch, self._layout = batch, layout
+        self._curvature_rows = curvature_rows
+        self._structural = structural_damping
+        self._noise = noise and share.total > 1  # a single row says nothing of it
+        # J and L of the gradient pass, where products are over the same rows; then what products need
+        self._shared: GradientPass | None = None
+        self._curved: Callable[..., GaussNewton] | None = None
+
+    def linearise(self, preparation: Preparation) -> Parts:
+        """L, ∇L, and what a preconditioner takes from the same pass, over the rows that are here."""
+        if self._batch.rows == 0:
+            return no_parts(self.network, diagonal=preparation.diagonal, noise=self._noise)
+        rows = self._own_curvature_rows
+        # where all rows here are curvature rows, one graph serves both
+        J, L = self._passes.expand(self.loss, record=preparation.record, steady=rows is None)
+        self.outputs, value = sum(u.numel() for u in L.gradient), L.value.item()
+        if not math.isfinite(value):
+            raise NonFiniteError(
+                f"loss {self.loss.name} is {value} at the present parameters, before the step{self._suspects()}"
+            )
+        axes = self._layout.calls if self._layout.separable else None
+        weight = self.weight
+        pass_ = GradientPass(J, L, self.loss.reduction, axes, self._passes.signs, weight)
+        gradient, diagonal = preparation.pull(pass_)
+        if not all_finite(gradient):
+            raise NonFiniteError(
+                f"the gradient is not finite at the present parameters, before the step{self._suspects()}"
+            )
+        self.network.refuse_reshaped(J.buffers)
+        if spoiled := self.network.spoiled(J.buffers):
+            raise NonFiniteError(f"the batch would make {', '.join(spoiled)} not finite{self._suspects()}")
+        if rows is None:
+            self._shared = pass_
+        if weight != 1:
+            value, gradient = weight * value, gradient.mul_(weight)
+            diagonal = None if diagonal is None else diagonal.mul_(weight)
+        cotangents = [weight * u for u in L.gradient]
+        noise = half_difference(J, cotangents, gradient, self._share) if self._noise else None
+        return Parts(value, gradient, diagonal, J.buffers, noise)
+
+    def curvature(self, damping: float = 0.0, out: Tensor | None = None) -> GaussNewton | None:
+        """v ↦ (B + λμS)v, this process's part of it; None where no curvature rows are here.
+
+        S = (1/C) Σ_i J_h,i'J_h,i over the C curvature rows: ½v'Sv is half the squared change of the tensors that the model
+        holds steady, summed over them and averaged over rows. It is a mean also where the loss is a sum: λ, which stands
+        before it, already has the loss's scale.
+        """
+        rows = self._own_curvature_rows
+        here = self._batch.rows if rows is None else len(rows)
+        if not here:
+            return None
+        everywhere = self._share.total if self._curvature_rows is None else len(self._curvature_rows)
+        scale = (self._represents if self.loss.reduction is Reduction.SUM else here) / everywhere
+        if self._curved is None:
+            J, L = (
+                (self._shared.jacobian, self._shared.expansion)
+                if self._shared is not None
+                else self._passes.expand_some(self.loss, rows)
+            )
+            self._shared, self._curved = None, partial(GaussNewton, J, L.hessian())  # what else there is of L goes
+        return self._curved(scale=scale, steadiness=damping * self._structural / everywhere, out=out)
+
+    @property
+    def curvature_share(self) -> float:
+        """Curvature rows among all rows: what a product costs."""
+        return 1.0 if self._curvature_rows is None else len(self._curvature_rows) / self._share.total
+
+    @property
+    def structural(self) -> bool:
+        """Whether there is structural damping."""
+        return self._structural > 0
+
+    @property
+    def weight(self) -> float:
+        """Of this process's part in sums over all processes."""
+        return self._share.rows / self._share.total if self.loss.reduction is Reduction.MEAN else 1.0
+
+    @property
+    def _own_curvature_rows(self) -> Tensor | None:
+        """Those of X^c that are here, numbered within these rows; None for all that are here."""
+        return self._share.within(self._curvature_rows)
+
+    def value(self, values: Sequence[Tensor]) -> float:
+        """L at other values of the parameters, weighted; a non-finite number is returned as it is: a failed trial, not an
+        error."""
+        if self._batch.rows == 0:
+            return 0.0
+        outputs = self._passes.outputs(values)
+        return self.weight * self.loss(outputs, self._batch.targets).item()
+
+    def _suspects(self) -> str:
+        """What in the batch or the parameters is not finite, for an error message."""
+        found = [
+            what
+            for what, tensors in (
+                ("inputs", leaves(self._batch.inputs)),
+                ("targets", leaves(self._batch.targets)),
+                ("parameters", self.network.parameters),
+            )
+            if any(not bool(torch.isfinite(entries(t)).all()) for t in tensors if t.is_floating_point())
+        ]
+        return f" (not finite: {', '.join(found)})" if found else " (inputs, targets and parameters are finite)"

@@ -1,0 +1,199 @@
+"""f(θ) = L(F(θ)) + ½ Σ w θ²: the parts of all processes added up, and the weight decay. Above this nobody knows that there
+are several processes, but for vectors that they may hold in parts."""
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from shf.distributed.collective import SINGLE, Collective
+from shf.errors import NonFiniteError
+from shf.linear.cg import LinearMap
+from shf.linear.decay import Decay
+from shf.linear.system import LinearSystem
+from shf.local import Expansion
+from shf.model.gaussnewton import GaussNewton
+from shf.model.network import Network
+from shf.preconditioners.base import Preparation, Space
+from shf.problems.batch import Parts
+from shf.problems.trace import mean_eigenvalue
+from shf.runtime.interrupts import poll
+
+
+class OwnPart(Protocol):
+    """What one process knows of the problem: see `shf.problems.batch.BatchProblem`."""
+
+    network: Network
+    rows: int
+    outputs: int
+    scale: int
+    """By what an objective is divided before it is compared with that of other batches, which may have other numbers of
+    rows: the rows of all processes where it is a sum over them."""
+
+    def linearise(self, preparation: Preparation) -> Parts: ...
+
+    def curvature(self, damping: float, out: Tensor | None = None) -> GaussNewton | None: ...
+
+    def value(self, values: Sequence[Tensor]) -> float: ...
+
+    @property
+    def curvature_share(self) -> float: ...
+
+    @property
+    def structural(self) -> bool: ...
+
+
+class SharedProblem:
+    """One iteration's objective, for Algorithm 1.
+
+    Args:
+        part: what this process holds of it.
+        decay: w for every parameter.
+        collective: the processes that hold parts.
+        agree: whether all processes are to agree on a batch that is not finite, so as to pass over it together.
+        seed: of probes of the curvature.
+
+    Attributes:
+        buffers: the module's buffers as the gradient pass left them; none before it.
+    """
+
+    def __init__(
+        self,
+        part: OwnPart,
+        decay: Decay | None = None,
+        collective: Collective = SINGLE,
+        *,
+        agree: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self.buffers: dict[str, Tensor] = {}
+        self.part = part
+        self._network = part.network
+        self._decay = decay or Decay.none(part.network.shapes)
+        self._collective = collective
+        self._agree = agree
+        self._seed = seed
+        self._scratch: Tensor | None = None  # for products, P⁻¹r and trial points, of which one is needed at a time
+        self._theta: Tensor | None = None  # this process's part of it, where vectors are split
+
+    def linearise(self, preparation: Preparation) -> Expansion:
+        """f, ∇f and, for any λ, P⁻¹."""
+        parts, collective = self._sum(preparation), self._collective
+        self.buffers = parts.buffers
+        if not collective.several:
+            self._scratch = torch.empty_like(parts.gradient)
+        theta = [p.detach() for p in self._network.parameters]
+        own = Space(0.0, self._decay, collective).own_decay
+        pieces = own.shapes.split(collective.own(self._network.theta())) if collective.split else theta
+        diagonal = parts.diagonal
+        gradient, noise = own.add_product_(parts.gradient, pieces), None
+        if parts.noise is not None:
+            size = collective.dot(gradient, gradient)
+            noise = collective.dot(parts.noise, parts.noise) / size if size > 0 else None
+
+        def precondition(damping: float) -> LinearMap:
+            return preparation.inverse(diagonal, Space(damping, self._decay, collective, self._scratch))
+
+        return Expansion(parts.value + self._decay.penalty(theta), gradient, precondition, noise)
+
+    def system(self, damping: float) -> LinearSystem:
+        """v ↦ (B + λI + λμS + W)v. The result is overwritten by the next product, trial point or P⁻¹r."""
+        collective, size = self._collective, self._network.shapes.total
+        decay = Space(damping, self._decay, collective).own_decay
+        made: list[GaussNewton | None] = []
+
+        def own() -> GaussNewton | None:
+            poll()
+            if not made:
+                made.append(self.part.curvature(damping, self._scratch))
+            return made[0]
+
+        def own_product(vector: Tensor) -> Tensor:
+            B = own()
+            return torch.zeros_like(vector) if B is None else B(vector)
+
+        def product(vector: Tensor) -> Tensor:
+            whole = collective.whole(vector, size)
+            Bv = collective.sum(lambda: own_product(whole), whole)
+            return decay.add_product_(Bv, decay.shapes.split(vector), damping)
+
+        def quadratic(vector: Tensor) -> float:
+            whole = collective.whole(vector, size)
+            along = collective.add(lambda: [0.0 if (B := own()) is None else B.quadratic(whole)], 1)[0]
+            decayed = 2 * self._decay.penalty(self._network.shapes.split(whole))
+            return along + decayed + damping * torch.dot(whole, whole).item()
+
+        def structural(vector: Tensor) -> float:
+            if not self.part.structural:
+                return 0.0
+            whole = collective.whole(vector, size)
+            return collective.add(lambda: [0.0 if (B := own()) is None else B.structural(whole)], 1)[0]
+
+        return LinearSystem(
+            product, damping, quadratic, structural, dot=collective.dot, share=self.part.curvature_share
+        )
+
+    def point(self, delta: Tensor, rate: float) -> Tensor:
+        """θ + rate·δ, in a vector that the next point, the next product or P⁻¹r may overwrite."""
+        if self._scratch is None:
+            self._scratch = torch.empty_like(delta)
+        if self._collective.split:
+            self._theta = self._collective.own(self._network.theta()) if self._theta is None else self._theta
+            return torch.add(self._theta, delta, alpha=rate, out=self._scratch)
+        split = self._network.shapes.split
+        for p, d, piece in zip(self._network.parameters, split(delta), split(self._scratch), strict=True):
+            torch.add(p.detach(), d, alpha=rate, out=piece)
+        return self._scratch
+
+    def value(self, theta: Tensor) -> float:
+        """f(θ); a non-finite number is returned as it is: a failed trial, not an error."""
+        shapes = self._network.shapes
+        values = shapes.split(self._collective.whole(theta, shapes.total))
+        (total,) = self._collective.add(lambda: [self.part.value(values)], 1)
+        return total + self._decay.penalty(values)
+
+    def dot(self, a: Tensor, b: Tensor, /) -> float:
+        """The inner product of two vectors, from everyone's part of them."""
+        return self._collective.dot(a, b)
+
+    def own(self, vector: Tensor) -> Tensor:
+        """This process's part of a whole vector."""
+        return self._collective.own(vector)
+
+    def mean_eigenvalue(self) -> tuple[float, int]:
+        """tr(B)/n, and how many products it took."""
+        counts = self._collective.add(lambda: [float(self.part.outputs), float(self.part.rows)], 2)
+        product = self.system(0.0).product
+        return mean_eigenvalue(product, self._network.theta(), counts, self._seed, self._collective)
+
+    def _sum(self, preparation: Preparation) -> Parts:
+        """The sum of all processes' parts; buffers are those of the first process with rows.
+
+        Parts that are not finite are an error: that of the process whose rows they are from, or, if the processes are to
+        agree on it, a `NonFiniteError` on each of them.
+        """
+        collective = self._collective
+        found: list[Parts] = []
+        fault: list[NonFiniteError] = []
+
+        def value() -> list[float]:
+            try:
+                found.append(self.part.linearise(preparation))
+            except NonFiniteError as error:
+                if not self._agree:
+                    raise
+                fault.append(error)
+                return [math.nan]
+            return [found[0].value]
+
+        (total,) = collective.add(value, 1)
+        if self._agree and not math.isfinite(total):
+            raise fault[0] if fault else NonFiniteError.elsewhere()
+        own = found[0]
+        gradient = collective.sum(lambda: own.gradient, own.gradient)
+        squares, difference = own.diagonal, own.noise
+        diagonal = None if squares is None else collective.sum(lambda: squares, squares)
+        noise = None if difference is None else collective.sum(lambda: difference, difference)
+        return Parts(total, gradient, diagonal, collective.common(own.buffers), noise)

@@ -1,0 +1,53 @@
+"""What a step does about bad batches, steps that do not move, and memory."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shf.component import Component, one_of, option, whole
+from shf.data.batches import Batch
+from shf.errors import NonFiniteError
+from shf.info import StepInfo
+from shf.runtime.context import warn
+from shf.runtime.diagnosis import diagnose
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guards(Component):
+    """Bad batches, steps that do not move, memory."""
+
+    nonfinite: str = option(
+        "raise",
+        one_of("raise", "skip"),
+        """what to do with a batch whose loss or gradient is not finite before the step: "raise" an error, or "skip" it.
+        Either way everything stays as it is; a skipped batch is reported in `StepInfo.skipped`, and the next step is as if
+        it had not been there.""",
+    )
+    max_rejections: int | None = option(
+        50,
+        whole(least=1, optional=True),
+        """after so many steps in a row that did not move the parameters, an `SHFWarning` says what λ, ρ, gradient and batch
+        look like and what to try; None for never.""",
+    )
+    microbatch: int | None = option(
+        None, whole(least=1, optional=True), "the most rows that are in memory at once; None for no bound."
+    )
+
+    def first(self) -> dict[str, Any]:
+        return {"rejections": 0}
+
+    def count(self, numbers: Mapping[str, Any], info: StepInfo, batch: Batch, described: str) -> dict[str, Any]:
+        """Steps in a row that did not move the parameters, this one included; a warning when they are too many.
+
+        It comes before anything is written: where warnings are errors, the step has not happened.
+        """
+        rejections = 0 if info.accepted else int(numbers["rejections"]) + 1
+        if rejections == self.max_rejections:
+            warn(diagnose(info, rejections, batch, described))
+        return {"rejections": rejections}
+
+    def pass_over(self, error: NonFiniteError, damping: float) -> StepInfo:
+        """A batch that is not finite: raises, or passes over it, and the next step is as if it had not been there."""
+        if self.nonfinite != "skip":
+            raise error
+        return StepInfo.of_skipped(damping, str(error))

@@ -1,0 +1,90 @@
+"""What is trained: the model, how it is called, its loss, and what was found out about them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from shf.data.batches import Batch, Count, Select
+from shf.distributed.collective import Collective
+from shf.distributed.contribution import Contribution
+from shf.groups import decay_weights, trainable
+from shf.linear.decay import Decay
+from shf.losses import Loss
+from shf.model.network import Forward, Network, unwrap
+from shf.probing.derivatives import refuse_single_derivatives_on
+from shf.probing.layout import NO_ROWS, Layout, LayoutMemory, few_rows
+from shf.probing.losses import refuse_contradictions
+from shf.probing.unsupported import refuse_unsupported
+from shf.state import OptimizerState
+
+Groups = Sequence[Mapping[str, Any]]
+
+
+class Subject:
+    """A model and a loss, as an optimizer's steps meet them.
+
+    Attributes:
+        model: the module inside of wrappers.
+        loss: with its reduction.
+        select: the given rows of inputs or targets.
+        count: the number of rows.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[[Any, Any], Tensor],
+        reduction: str | None,
+        forward: Forward,
+        select: Select,
+        count: Count,
+    ) -> None:
+        self.model, self.loss = unwrap(model), Loss(loss, reduction)
+        self.select, self.count = select, count
+        self._forward = forward
+        self._layouts = LayoutMemory()
+        self._probed = False  # whether loss and second derivatives were looked at
+
+    def network(self, groups: Groups, ranks: Collective) -> Network:
+        """The parameters to train now, in the model's order; models that a step cannot do with are refused."""
+        network = Network(self.model, trainable(self.model, groups), self._forward)
+        refuse_unsupported(network, ranks)
+        return network
+
+    def batch(self, inputs: Any, targets: Any, *, may_be_empty: bool = False) -> Batch:
+        return Batch.of(inputs, targets, self.select, self.count, may_be_empty=may_be_empty)
+
+    def layout(self, network: Network, batch: Batch, seed: int) -> Layout:
+        """What model and loss do with rows; the loss and the model's second derivatives are looked at until it is clear."""
+        if not batch.rows:
+            return NO_ROWS
+        layout = self._layouts.find(network, batch, seed)
+        if not self._probed:
+            clear = refuse_contradictions(self.loss, network, batch, layout, seed)
+            refuse_single_derivatives_on(network, few_rows(batch, layout), seed)
+            self._probed = clear
+        return layout
+
+    def layout_of_part(self, network: Network, batch: Batch, seed: int) -> Layout:
+        """What the model does with the rows of one batch of several."""
+        return self._layouts.find(network, batch, seed)
+
+    def decay(self, network: Network, groups: Groups) -> Decay:
+        """w for every parameter."""
+        return Decay(network.shapes, decay_weights(network.parameters, groups))
+
+    def contribution(
+        self,
+        network: Network,
+        counts: Sequence[int],
+        groups: Groups,
+        settings: Mapping[str, Any],
+        state: OptimizerState,
+        data: Any,
+    ) -> Contribution:
+        """One process's part in a step, with all that the other processes must have in common with it."""
+        names = {id(p): name for name, p in self.model.named_parameters()}
+        decay = {names[id(p)]: group["weight_decay"] for group in groups for p in group["params"]}
+        seed = groups[0]["shf"]["seed"]
+        return Contribution(network, counts, seed, {**settings, "weight_decay": decay}, state, data)
