@@ -19,7 +19,7 @@ lock:                     ## make requirements.lock anew, where torch is a CPU b
 	uv pip compile pyproject.toml --extra lab --extra dev --extra integrations --extra opponents --constraints constraints.txt --python-version 3.11 \
 	  --generate-hashes --no-emit-package torch --no-emit-find-links --no-header --no-annotate --quiet -o requirements.lock
 
-demo: $(STAMP)            ## train on generated curves, SHF against tuned Adam and NAG, and write a report
+demo: $(STAMP)            ## learn a map, SHF against tuned Adam and Schedule-Free, and write a report
 	$(BIN)/shf demo
 
 test: $(STAMP)            ## the test suite, in two processes

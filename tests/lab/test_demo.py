@@ -1,6 +1,7 @@
 """The demonstration: three runs in equal time, a report, and a verdict that follows the figures whatever they are."""
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs_helpers import tiny_config
+from runs_helpers import REPOSITORY, tiny_config
 from typer.testing import CliRunner
 
 from helpers import ticking
@@ -163,6 +164,24 @@ def test_the_verdict_follows_the_figures(errors: dict[str, tuple[float, float] |
 
 def test_a_verdict_where_nobody_is_left() -> None:
     assert verdict(records(fast=None, adam=None, schedule_free=None)) == "All of them diverged: nobody won."
+
+
+def test_the_readmes_table_is_of_the_records_in_the_repository() -> None:
+    """Records of one demonstration, none changed by hand; and the files do not grow."""
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    found = [read_run(REPOSITORY / "results" / "demo" / method) for method in NAMES]
+    for record in found:
+        assert record.problems == ()
+        assert (record.config["minutes"], record.config["clock"], record.config["threads"]) == (0.6, "processor", 1)
+        assert record.config["experiment"]["name"] == demo.EXPERIMENT
+        seen, unseen = (f"{record.column(part)[-1]:.1f}" for part in (SEEN, UNSEEN))
+        cells = [
+            cell.strip(" *")
+            for cell in re.findall(rf"^\| {NAMES[record.config['method']]} \|.*", readme, re.M)[0].split("|")
+        ]
+        assert cells[2:5] == [seen, unseen, f"{record.column('epoch')[-1]:.0f}"]
+    assert verdict(found) in readme
+    assert sum(path.stat().st_size for path in (REPOSITORY / "results" / "demo").rglob("*")) < 1_000_000
 
 
 # the data

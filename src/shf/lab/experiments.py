@@ -294,7 +294,7 @@ def _terrain_demo() -> Experiment:
     """The problem of ``shf demo``: more places are unseen than seen, and the errors on both go down together."""
     return Experiment(
         name="terrain-demo",
-        summary="elevation at unseen places from that at 20,000 others, 2-64-64-64-1: for the demonstration",
+        summary="Elevation at unseen places from 20,000 others, 2-64-64-64-1: for the demonstration, not one of the paper's",
         task=Task.REGRESSION,
         data="terrain",
         sizes=(2, 64, 64, 64, 1),

@@ -251,7 +251,8 @@ def _figure(value: Any, digits: int = 4) -> str:
     x = number(value)
     if not np.isfinite(x):
         return "–"
-    return f"{x:.0f}" if x == int(x) and abs(x) < 1e7 else f"{x:.{digits}g}"
+    whole = x == int(x) or abs(x) >= 10**digits
+    return f"{x:.0f}" if whole and abs(x) < 1e7 else f"{x:.{digits}g}"
 
 
 def _details(run: NamedRun) -> dict[str, Any]:
