@@ -86,6 +86,9 @@ def shf_step(
         trials.append(problem.value(problem.point(delta, rate)))
         return trials[-1]
 
+    def remember(name: str, number: float) -> None:
+        memory.keep(**{name: number})
+
     # f_{k-1}, ∇f on X^g
     expansion = problem.linearise(method.preparation)
     f_old, downhill = expansion.value, expansion.gradient.neg_()
@@ -105,7 +108,7 @@ def shf_step(
     system = problem.system(lam)  # v ↦ (B + λI)v; with structural damping (B + λI + λμS)v
     candidates = method.selection.candidates(f, method.stopping.keep())
     stop = method.stopping.stop(system.share, compared=method.selection.compares_all)
-    run = Run(candidates.visit, candidates.keep, stop, precondition, method.most)
+    run = Run(candidates.visit, f, f_old, candidates.keep, stop, precondition, method.most, memory.number, remember)
     path = method.momentum.solve(method.solver, system, downhill, state.delta, state.cg_decay, run)
 
     # CG backtracking: f_k, δ_k

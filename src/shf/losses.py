@@ -326,18 +326,34 @@ class LossExpansion:
                 f"{shapes} has no closed form for it: expected a torch loss, a sum over elements, or outputs with the rows "
                 f"along axis 0 and at most {_DENSE_OUTPUTS} numbers a row; use preconditioner='empirical-fisher'"
             )
+        root = self._block_roots(used)
+        xi = torch.cat([signs(z, i, self._used.index(i)).reshape(len(z), -1) for i, z in used.items()], 1)
+        parts = (root @ xi.unsqueeze(2)).squeeze(2).split([int(n) for n in sizes.values()], 1)
+        return dict(zip(used, parts, strict=True))
+
+    def _block_roots(self, used: dict[int, Tensor]) -> Tensor:
+        """S of each case, (rows, K, K), for some outputs with K numbers a row between them."""
         columns = []
         for i, z in used.items():
-            for k in range(int(sizes[i])):
+            for k in range(z[0].numel()):
                 basis = [torch.zeros_like(z, memory_format=torch.contiguous_format) for z in self._leaves]
                 basis[i].view(len(z), -1)[:, k] = 1
                 found = self._checked(basis)
                 columns.append(torch.cat([found[j].reshape(len(z), -1) for j in used], 1))
         values, vectors = torch.linalg.eigh(torch.stack(columns, 2))
-        root = vectors * values.clamp_min(0).sqrt().unsqueeze(1)
-        xi = torch.cat([signs(z, i, self._used.index(i)).reshape(len(z), -1) for i, z in used.items()], 1)
-        parts = (root @ xi.unsqueeze(2)).squeeze(2).split([int(n) for n in sizes.values()], 1)
-        return dict(zip(used, parts, strict=True))
+        root: Tensor = vectors * values.clamp_min(0).sqrt().unsqueeze(1)
+        return root
+
+    def row_roots(self) -> Tensor:
+        """S of each case: (rows, K) where it is diagonal, else (rows, K, K); K numbers a row of all outputs, in their order,
+        rows along axis 0."""
+        rows = len(self._leaves[0])
+        diagonal = self._diagonal()
+        diagonals = {0: diagonal} if diagonal is not None else self._seen_diagonal(self._used)
+        if diagonals is not None:
+            pieces = [diagonals.get(i, torch.zeros_like(z)).reshape(rows, -1) for i, z in enumerate(self._leaves)]
+            return torch.cat(pieces, 1).clamp_min(0).sqrt()
+        return self._block_roots(dict(enumerate(self._leaves)))
 
     def _sampled(self, parts: dict[int, Tensor]) -> list[Tensor]:
         """A cotangent from those of the outputs that L depends on, with zeros for the others."""

@@ -22,6 +22,7 @@ class Options(TypedDict, total=False):
     structural_damping: float
     solver: str | LinearSolver
     cg_iterations: int
+    target_ratio: float
     cg_worth: bool
     cg_noise: float | None
     curvature_batch: int | None

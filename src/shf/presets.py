@@ -42,3 +42,16 @@ class presets:  # noqa: N801 - used as a namespace: shf.presets.classifier
     )
     """Beyond the paper ([docs/fast.md](fast.md)): nothing in it belongs to the scale of a loss. Feed it from
     `shf.GrowingLoader`, evaluate within `optimizer.averaged()`."""
+
+    residual: Mapping[str, Any] = MappingProxyType(
+        {
+            "solver": "trust-region",
+            "damping": 1e-15,
+            "damping_factor": 1.0,
+            "cg_decay": 0.0,
+            "preconditioner": None,
+            "backtracking": None,
+        }
+    )
+    """For sums of squares without noise, all rows in each step: physics-informed problems, surrogates, small tables. Exact
+    steps, as long as the model holds; nothing to set. In double precision: `model.double()`."""

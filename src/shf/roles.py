@@ -8,7 +8,18 @@ from shf.component import Component, Role
 from shf.damping import Damping, HeldOut, LevenbergMarquardt
 from shf.data.batches import CurvatureBatch
 from shf.distributed.replicated import Communication
-from shf.linear import CG, Caution, LinearSolver, MarginalValue, Momentum, RelativeProgress
+from shf.linear import (
+    CG,
+    Auto,
+    Caution,
+    Dense,
+    LinearSolver,
+    MarginalValue,
+    Momentum,
+    RelativeProgress,
+    Rows,
+    TrustRegion,
+)
 from shf.model.steady import StructuralDamping
 from shf.preconditioners import EmpiricalFisher, Identity, Jacobi, Kronecker, Preconditioner
 from shf.problems.noise import NoiseMeasure
@@ -28,8 +39,13 @@ def _preconditioner(kinds: Mapping[Any, type[Component]]) -> Role:
 
 
 def _solver(**defaults: Any) -> Role:
-    text = """what solves for the step: "cg", or one of `shf.solvers`."""
-    return Role({"cg": CG}, ("solver", text), LinearSolver, "solver", defaults)
+    return Role(
+        {"cg": CG},
+        ("solver", """what solves for the step: "cg"; or one of `shf.solvers`."""),
+        LinearSolver,
+        "solver",
+        defaults,
+    )
 
 
 SHF: Mapping[str, Role] = {
@@ -44,7 +60,17 @@ SHF: Mapping[str, Role] = {
         "damping",
     ),
     "structure": Role.of(StructuralDamping),
-    "solver": _solver(),
+    "solver": Role(
+        {"cg": CG, "dense": Dense, "rows": Rows, "auto": Auto, "trust-region": TrustRegion},
+        (
+            "solver",
+            """what solves for the step: "cg"; exactly, "dense" by parameters, "rows" by rows, "auto" by the smaller side;
+            or "trust-region", exact steps as long as the model holds (see [docs/physics.md](physics.md)). Or one of
+            `shf.solvers`.""",
+        ),
+        LinearSolver,
+        "solver",
+    ),
     "stopping": Role.of(MarginalValue),
     "caution": Role.of(Caution),
     "curvature": Role.of(CurvatureBatch),

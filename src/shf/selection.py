@@ -116,11 +116,11 @@ class Candidates:
         self._rule = rule
         self._kept: list[Candidate] = []
 
-    def visit(self, number: int, x: Tensor, q: float) -> None:
+    def visit(self, number: int, x: Tensor, q: float, value: float | None = None, /) -> None:
         if self._rule is not Backtracking.ALL:
-            self._kept.append(Candidate(number, x.clone(), q))
+            self._kept.append(Candidate(number, x.clone(), q, math.nan if value is None else value))
             return
-        value = self._f(x)
+        value = self._f(x) if value is None else value
         if math.isfinite(value) and not (self._kept and value > self._kept[0].value):
             delta = self._kept[0].delta.copy_(x) if self._kept else x.clone()
             self._kept = [Candidate(number, delta, q, value)]
@@ -129,8 +129,13 @@ class Candidates:
         """The iterate to take; None if f is finite at none."""
         if self._rule is Backtracking.ALL:
             return self._kept[0] if self._kept else None
-        choice = backtrack(lambda j: self._f(self._kept[j].delta), len(self._kept))
+        choice = backtrack(self._value, len(self._kept))
         return None if choice.index is None else replace(self._kept[choice.index], value=choice.value)
+
+    def _value(self, index: int) -> float:
+        """f at an iterate that was kept."""
+        known = self._kept[index].value
+        return self._f(self._kept[index].delta) if math.isnan(known) else known
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ import enum
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,9 +19,11 @@ LinearMap = Callable[[Tensor], Tensor]
 reads a result before it asks either for the next."""
 
 
-Visit = Callable[[int, Tensor, float], None]
-"""Sees an iterate: its number, x and q(x). The next iteration overwrites x. The maps' results are not needed then: a visit
-may overwrite them."""
+class Visit(Protocol):
+    """Sees an iterate: its number, x, q(x), and f there where it is known. The next iteration overwrites x. The maps'
+    results are not needed then: a visit may overwrite them."""
+
+    def __call__(self, number: int, x: Tensor, q: float, value: float | None = None, /) -> None: ...
 
 
 class CGStop(enum.Enum):

@@ -1,5 +1,6 @@
 """What a linear solver is: from the system, its right-hand side and a start to a path of candidates for the update."""
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,24 +16,46 @@ Path = CGResult
 iterates themselves were handed to `Run.visit`."""
 
 
+def unknown(delta: Tensor) -> float:
+    """f where nobody evaluates it."""
+    return math.nan
+
+
+def forgotten(name: str, default: float) -> float:
+    """Nothing is remembered."""
+    return default
+
+
+def forget(name: str, number: float) -> None:
+    """Nothing is to be remembered."""
+
+
 @dataclass(frozen=True)
 class Run:
     """What one run of a solver is given besides the system.
 
     Attributes:
-        visit: is handed each candidate for the update as it is made: its number from 1, x, and the damped model's value
-            there, ½x'(B + λI)x + ∇f'x. x may be overwritten afterwards.
+        visit: is handed each candidate for the update as it is made: its number from 1, x, the damped model's value there,
+            ½x'(B + λI)x + ∇f'x, and f there if it is known. x may be overwritten afterwards.
         keep: which of the iterates are to be handed over, by number; the last always is.
         stop: sees the model's value at the start and after every iteration; true ends the run.
         precondition: r ↦ P⁻¹r.
         most: iterations, where fewer than the solver's own are wanted.
+        f: δ ↦ f(θ + δ), an evaluation, and
+        value: f(θ), for solvers that look at them.
+        recall: (name, default) ↦ a number that the solver remembers, and
+        remember: (name, number), what it is to remember.
     """
 
     visit: Visit
+    f: Callable[[Tensor], float] = unknown
+    value: float = math.nan
     keep: Callable[[int], bool] = keep_all
     stop: Callable[[Sequence[float]], bool] = never
     precondition: LinearMap = identity
     most: int = sys.maxsize
+    recall: Callable[[str, float], float] = forgotten
+    remember: Callable[[str, float], None] = forget
 
 
 @dataclass(frozen=True, kw_only=True)

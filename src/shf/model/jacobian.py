@@ -68,6 +68,7 @@ class Jacobian:
     Attributes:
         outputs: the model's outputs, detached, in the model's own structure.
         buffers: the module's buffers as the forward pass left them.
+        chunks: the numbers of the rows (within this J) that are in memory at once.
     """
 
     def __init__(
@@ -92,13 +93,13 @@ class Jacobian:
         self._axes = axes
         self._record = record
         self._steady = steady
-        self._chunks = even_chunks(self.rows, microbatch or self.rows)
+        self.chunks = even_chunks(self.rows, microbatch or self.rows)
         self._kept: Graph | None = None
-        if len(self._chunks) == 1:
-            self._kept, self.outputs = self._forward(self._chunks[0], self.buffers)
+        if len(self.chunks) == 1:
+            self._kept, self.outputs = self._forward(self.chunks[0], self.buffers)
         else:
             # Buffers change once per step: by the pass over the first chunk.
-            first, *others = self._chunks
+            first, *others = self.chunks
             parts = [self._forward(first, self.buffers, graph=False)[1]]
             parts += [self._forward(chunk, graph=False)[1] for chunk in others]
             self.outputs = join_outputs(parts, self._axes)
@@ -190,9 +191,9 @@ class Jacobian:
     def graphs(self) -> Iterator[tuple[Tensor, Graph]]:
         """Each chunk's rows (within this J) and its graph."""
         if self._kept is not None:
-            yield self._chunks[0], self._kept
+            yield self.chunks[0], self._kept
             return
-        for chunk in self._chunks:
+        for chunk in self.chunks:
             yield chunk, self._forward(chunk)[0]
 
     def forget_calls(self) -> None:

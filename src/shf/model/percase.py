@@ -166,10 +166,15 @@ def _case_by_case(
 ) -> dict[int, Tensor]:
     """The exact fallback: backward passes of several cases' cotangents at once, through the graph of these cases, or
     of the whole batch where cases influence each other, if only by the length that outputs are padded to."""
-    parameters = [jacobian.network.parameters[i] for i in wanted]
-    size = max(1, min(_CASES_AT_ONCE, MOST_NUMBERS // max(1, sum(p.numel() for p in parameters))))
+    size = cases_at_once(jacobian, wanted)
     found = _through_own_graphs(jacobian, cotangents, wanted, size) if separable else None
     return _through_whole_graphs(jacobian, cotangents, wanted, size) if found is None else found
+
+
+def cases_at_once(jacobian: Jacobian, wanted: Sequence[int]) -> int:
+    """How many cases' gradients by these parameters one batched backward pass makes."""
+    numbers = sum(jacobian.network.parameters[i].numel() for i in wanted)
+    return max(1, min(_CASES_AT_ONCE, MOST_NUMBERS // max(1, numbers)))
 
 
 def _through_own_graphs(
@@ -182,7 +187,7 @@ def _through_own_graphs(
         for chunk, graph, u in local.graphs_with(part):
             if any(z.shape != v.shape for z, v in zip(graph.outputs, u, strict=True)):
                 return None
-            _add_squares_(squares, _pull_cases(local, graph, u, torch.arange(len(chunk)), len(chunk), wanted))
+            _add_squares_(squares, pull_cases(local, graph, u, torch.arange(len(chunk)), len(chunk), wanted))
     return squares
 
 
@@ -193,7 +198,7 @@ def _through_whole_graphs(
     squares = _zeros(jacobian, wanted)
     for chunk, graph, u in jacobian.graphs_with(cotangents):
         for rows in even_chunks(len(chunk), size):
-            _add_squares_(squares, _pull_cases(jacobian, graph, u, rows, len(chunk), wanted))
+            _add_squares_(squares, pull_cases(jacobian, graph, u, rows, len(chunk), wanted))
     return squares
 
 
@@ -207,8 +212,8 @@ def _add_squares_(squares: dict[int, Tensor], gradients: Sequence[Tensor | None]
             square += g.square().sum(0)
 
 
-def _pull_cases(
-    jacobian: Jacobian, graph: Graph, cotangents: Sequence[Tensor], rows: Tensor, count: int, wanted: list[int]
+def pull_cases(
+    jacobian: Jacobian, graph: Graph, cotangents: Sequence[Tensor], rows: Tensor, count: int, wanted: Sequence[int]
 ) -> Sequence[Tensor | None]:
     """Gradients of the given ones of a graph's `count` cases, stacked in front."""
     by = [graph.theta[i] for i in wanted]
@@ -227,10 +232,15 @@ def _one_row_each(u: Tensor, axis: RowAxis, rows: Tensor, count: int) -> Tensor:
     """(cases, *u.shape): in entry k all of u but row rows[k] is zero."""
     if count == 1:
         return u[None]
-    if u.ndim <= axis.axis or u.shape[axis.axis] != count * axis.fold:
-        raise ValueError(
-            f"per-case gradients: an output of shape {tuple(u.shape)} does not say which entries belong to which of {count} "
-            "cases; return outputs with the rows along axis 0 (pad sequences), or use preconditioner=None"
-        )
+    refuse_unclear_rows(u, axis, count)
     keep = one_hot(rows, count).to(u)
     return torch.stack([axis.factor(row, u.ndim) * u for row in keep])
+
+
+def refuse_unclear_rows(output: Tensor, axis: RowAxis, count: int) -> None:
+    """Refuses an output, or its cotangent, whose `axis` does not hold so many rows."""
+    if output.ndim <= axis.axis or output.shape[axis.axis] != count * axis.fold:
+        raise ValueError(
+            f"per-case gradients: an output of shape {tuple(output.shape)} does not say which entries belong to which of "
+            f"{count} cases; return outputs with the rows along axis 0 (pad sequences), or use preconditioner=None"
+        )

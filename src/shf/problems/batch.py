@@ -7,16 +7,13 @@ sum. What is here is one process's part; `shf.problems.shared` adds the parts, a
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NoReturn
 
-import torch
 from torch import Tensor
 
 from shf.data.batches import Batch
-from shf.data.tree import entries, leaves
 from shf.distributed.collective import Share
-from shf.errors import NonFiniteError
 from shf.linear.flat import all_finite
 from shf.losses import Loss, Reduction
 from shf.model.gaussnewton import GaussNewton
@@ -24,25 +21,9 @@ from shf.model.network import Network
 from shf.preconditioners.base import GradientPass, Preparation
 from shf.probing.layout import Layout
 from shf.problems.noise import half_difference
+from shf.problems.part import Parts, Roots, no_parts
 from shf.problems.passes import Passes
-
-
-@dataclass(frozen=True)
-class Parts:
-    """A process's part of what a step begins with, weighted: L, ∇L, the diagonal that a preconditioner made (if it makes
-    one), the buffers that the pass left, and what tells how noisy ∇L is (if that is wanted)."""
-
-    value: float
-    gradient: Tensor
-    diagonal: Tensor | None
-    buffers: dict[str, Tensor]
-    noise: Tensor | None = None
-
-
-def no_parts(network: Network, *, diagonal: bool, noise: bool = False) -> Parts:
-    """Those of a process without rows."""
-    zeros = torch.zeros_like(network.theta())
-    return Parts(0.0, zeros, zeros.clone() if diagonal else None, network.buffers(), zeros.clone() if noise else None)
+from shf.runtime.diagnosis import bad_batch
 
 
 class BatchProblem:
@@ -107,20 +88,16 @@ class BatchProblem:
         J, L = self._passes.expand(self.loss, record=preparation.record, steady=rows is None)
         self.outputs, value = sum(u.numel() for u in L.gradient), L.value.item()
         if not math.isfinite(value):
-            raise NonFiniteError(
-                f"loss {self.loss.name} is {value} at the present parameters, before the step{self._suspects()}"
-            )
+            self._refuse(f"loss {self.loss.name} is {value} at the present parameters, before the step")
         axes = self._layout.calls if self._layout.separable else None
         weight = self.weight
         pass_ = GradientPass(J, L, self.loss.reduction, axes, self._passes.signs, weight)
         gradient, diagonal = preparation.pull(pass_)
         if not all_finite(gradient):
-            raise NonFiniteError(
-                f"the gradient is not finite at the present parameters, before the step{self._suspects()}"
-            )
+            self._refuse("the gradient is not finite at the present parameters, before the step")
         self.network.refuse_reshaped(J.buffers)
         if spoiled := self.network.spoiled(J.buffers):
-            raise NonFiniteError(f"the batch would make {', '.join(spoiled)} not finite{self._suspects()}")
+            self._refuse(f"the batch would make {', '.join(spoiled)} not finite")
         if rows is None:
             self._shared = pass_
         if weight != 1:
@@ -153,6 +130,20 @@ class BatchProblem:
         return self._curved(scale=scale, steadiness=damping * self._structural / everywhere, out=out)
 
     @property
+    def size(self) -> tuple[int, int]:
+        """Rows of R in `roots`, and parameters; once `linearise` has seen the outputs."""
+        return self.outputs, self.network.shapes.total
+
+    @property
+    def can_be_written_out(self) -> bool:
+        """Whether `roots` may be asked for: all rows here, and products over them."""
+        return self._share.everything and self._own_curvature_rows is None and not self.structural
+
+    def roots(self) -> Roots:
+        """B = R'R in full."""
+        return self._passes.roots(self.loss, self._shared)
+
+    @property
     def curvature_share(self) -> float:
         """Curvature rows among all rows: what a product costs."""
         return 1.0 if self._curvature_rows is None else len(self._curvature_rows) / self._share.total
@@ -180,15 +171,5 @@ class BatchProblem:
         outputs = self._passes.outputs(values)
         return self.weight * self.loss(outputs, self._batch.targets).item()
 
-    def _suspects(self) -> str:
-        """What in the batch or the parameters is not finite, for an error message."""
-        found = [
-            what
-            for what, tensors in (
-                ("inputs", leaves(self._batch.inputs)),
-                ("targets", leaves(self._batch.targets)),
-                ("parameters", self.network.parameters),
-            )
-            if any(not bool(torch.isfinite(entries(t)).all()) for t in tensors if t.is_floating_point())
-        ]
-        return f" (not finite: {', '.join(found)})" if found else " (inputs, targets and parameters are finite)"
+    def _refuse(self, words: str) -> NoReturn:
+        raise bad_batch(words, self._batch, self.network.parameters)

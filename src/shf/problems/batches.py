@@ -9,7 +9,8 @@ from shf.distributed.collective import Share
 from shf.losses import Reduction
 from shf.model.gaussnewton import GaussNewton
 from shf.preconditioners.base import Preparation
-from shf.problems.batch import BatchProblem, Parts, no_parts
+from shf.problems.batch import BatchProblem
+from shf.problems.part import Parts, Roots, no_parts
 
 
 class BatchesProblem:
@@ -45,6 +46,15 @@ class BatchesProblem:
 
     def curvature(self, damping: float, out: Tensor | None = None) -> GaussNewton | None:
         return self._curvature.curvature(damping, out)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self._curvature.size
+
+    can_be_written_out = False
+
+    def roots(self) -> Roots:
+        raise ValueError("the curvature batch is not the whole problem: use solver='cg'")
 
     def value(self, values: Sequence[Tensor]) -> float:
         return sum(weight * part.value(values) for part, weight in self._weighted())

@@ -15,7 +15,10 @@ from shf.distributed.collective import Share
 from shf.losses import Loss, LossExpansion
 from shf.model.jacobian import Jacobian
 from shf.model.network import REFUSALS, Network
+from shf.preconditioners.base import GradientPass
 from shf.probing.layout import Layout, batch_statistics, draw_axes, has_minor_draws
+from shf.problems.part import Roots
+from shf.problems.roots import write_out
 
 
 class Passes:
@@ -78,6 +81,12 @@ class Passes:
                 if (axis := self.axis(i)) is not None and axis.resized(z.shape, 0) != axis.resized(shape, 0):
                     raise unlike_shapes("curvature_batch", [z.shape, shape], "some rows and on all") from error
             raise
+
+    def roots(self, loss: Loss, known: GradientPass | None) -> Roots:
+        """B = R'R on all rows, from the gradient pass where that is known."""
+        J, L = (known.jacobian, known.expansion) if known is not None else self.expand(loss, record=False, steady=False)
+        theta = [p.detach() for p in self._network.parameters]
+        return write_out(J, L, self.outputs, theta, separable=self._layout.separable, name=loss.name)
 
     def outputs(self, values: Sequence[Tensor]) -> Any:
         """F at other values of the parameters, on all rows that are here."""

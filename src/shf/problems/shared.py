@@ -2,8 +2,6 @@
 are several processes, but for vectors that they may hold in parts."""
 
 import math
-from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,35 +12,10 @@ from shf.linear.cg import LinearMap
 from shf.linear.decay import Decay
 from shf.linear.system import LinearSystem
 from shf.local import Expansion
-from shf.model.gaussnewton import GaussNewton
-from shf.model.network import Network
 from shf.preconditioners.base import Preparation, Space
-from shf.problems.batch import Parts
+from shf.problems.part import OwnPart, Parts
+from shf.problems.system import make_system
 from shf.problems.trace import mean_eigenvalue
-from shf.runtime.interrupts import poll
-
-
-class OwnPart(Protocol):
-    """What one process knows of the problem: see `shf.problems.batch.BatchProblem`."""
-
-    network: Network
-    rows: int
-    outputs: int
-    scale: int
-    """By what an objective is divided before it is compared with that of other batches, which may have other numbers of
-    rows: the rows of all processes where it is a sum over them."""
-
-    def linearise(self, preparation: Preparation) -> Parts: ...
-
-    def curvature(self, damping: float, out: Tensor | None = None) -> GaussNewton | None: ...
-
-    def value(self, values: Sequence[Tensor]) -> float: ...
-
-    @property
-    def curvature_share(self) -> float: ...
-
-    @property
-    def structural(self) -> bool: ...
 
 
 class SharedProblem:
@@ -100,40 +73,7 @@ class SharedProblem:
 
     def system(self, damping: float) -> LinearSystem:
         """v ↦ (B + λI + λμS + W)v. The result is overwritten by the next product, trial point or P⁻¹r."""
-        collective, size = self._collective, self._network.shapes.total
-        decay = Space(damping, self._decay, collective).own_decay
-        made: list[GaussNewton | None] = []
-
-        def own() -> GaussNewton | None:
-            poll()
-            if not made:
-                made.append(self.part.curvature(damping, self._scratch))
-            return made[0]
-
-        def own_product(vector: Tensor) -> Tensor:
-            B = own()
-            return torch.zeros_like(vector) if B is None else B(vector)
-
-        def product(vector: Tensor) -> Tensor:
-            whole = collective.whole(vector, size)
-            Bv = collective.sum(lambda: own_product(whole), whole)
-            return decay.add_product_(Bv, decay.shapes.split(vector), damping)
-
-        def quadratic(vector: Tensor) -> float:
-            whole = collective.whole(vector, size)
-            along = collective.add(lambda: [0.0 if (B := own()) is None else B.quadratic(whole)], 1)[0]
-            decayed = 2 * self._decay.penalty(self._network.shapes.split(whole))
-            return along + decayed + damping * torch.dot(whole, whole).item()
-
-        def structural(vector: Tensor) -> float:
-            if not self.part.structural:
-                return 0.0
-            whole = collective.whole(vector, size)
-            return collective.add(lambda: [0.0 if (B := own()) is None else B.structural(whole)], 1)[0]
-
-        return LinearSystem(
-            product, damping, quadratic, structural, dot=collective.dot, share=self.part.curvature_share
-        )
+        return make_system(self.part, self._decay, self._collective, damping, self._scratch)
 
     def point(self, delta: Tensor, rate: float) -> Tensor:
         """θ + rate·δ, in a vector that the next point, the next product or P⁻¹r may overwrite."""

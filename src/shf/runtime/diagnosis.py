@@ -1,12 +1,13 @@
 """After many steps in a row that did not move the parameters: what λ, ρ, gradient and batch look like, and what to try."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from shf.data.batches import Batch
 from shf.data.tree import entries, leaves
+from shf.errors import NonFiniteError
 from shf.info import DampingBound, StepInfo
 from shf.linear.cg import CGStop
 
@@ -75,3 +76,20 @@ def _describe_tensor(tensor: Tensor) -> str:
         return kind + missing
     low, high = finite.min().item(), finite.max().item()
     return f"{kind} {f'all {low:.3g}' if low == high else f'from {low:.3g} to {high:.3g}'}{missing}"
+
+
+def bad_batch(words: str, batch: Batch, parameters: Sequence[Tensor]) -> NonFiniteError:
+    """The error of a batch whose numbers are not finite, with what in it or in the parameters is to blame."""
+    suspects = (
+        ("inputs", leaves(batch.inputs)),
+        ("targets", leaves(batch.targets)),
+        ("parameters", parameters),
+    )
+    found = [
+        what
+        for what, tensors in suspects
+        if any(not bool(entries(t).isfinite().all()) for t in tensors if t.is_floating_point())
+    ]
+    if found:
+        return NonFiniteError(f"{words} (not finite: {', '.join(found)})")
+    return NonFiniteError(f"{words} (inputs, targets and parameters are finite)")

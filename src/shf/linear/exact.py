@@ -1,0 +1,102 @@
+"""Solvers that factorise: the same δ = -(B + λI)⁻¹∇f, by parameters or by rows, whichever is asked for or is smaller.
+
+With a start s (γ of the last solution) what is solved for is the correction, (B + λI)(δ - s) = -(∇f + Bs): λ then holds δ
+near s instead of near zero (SPRING, Goldshlager et al., 2024).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shf.linear.cg import CGStop
+from shf.linear.roots import Roots, cholesky
+from shf.linear.solver import CG, LinearSolver, Path, Run
+from shf.linear.system import LinearSystem
+
+MOST_NUMBERS = 2**29
+"""Numbers that R may have: 4 GiB in double precision."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exact(LinearSolver):
+    """Solves by a factorisation, where `inverse` says which."""
+
+    def solve(self, system: LinearSystem, downhill: Tensor, run: Run, start: Tensor | None = None) -> Path:
+        roots = system.written_out(MOST_NUMBERS)
+        residual, penalty = roots.residual, roots.penalty
+        if start is not None:
+            residual = residual + roots.rows @ start
+            decayed = roots.weights * start
+            penalty = decayed if penalty is None else penalty + decayed
+        delta = self.inverse(roots, residual, penalty, system.damping).neg_()
+        if start is not None:
+            delta += start
+        value = 0.5 * torch.dot(delta, roots.product(delta) + system.damping * delta) - torch.dot(downhill, delta)
+        run.visit(1, delta, value.item())
+        return Path([], [1], [value.item()], delta, 1, 0, CGStop.ZERO_RESIDUAL)
+
+    def inverse(self, roots: Roots, residual: Tensor, penalty: Tensor | None, damping: float) -> Tensor:
+        """(B + λI)⁻¹(R'r + p)."""
+        raise TypeError(f"{type(self).__name__} does not say how it factorises: define inverse")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dense(Exact):
+    """By parameters: Cholesky of R'R + W + λI, of size parameters²."""
+
+    def inverse(self, roots: Roots, residual: Tensor, penalty: Tensor | None, damping: float) -> Tensor:
+        matrix = roots.rows.t() @ roots.rows
+        matrix.diagonal().add_(roots.weights + damping)
+        b = roots.rows.t() @ residual
+        b = b if penalty is None else b + penalty
+        return torch.cholesky_solve(b[:, None], cholesky(matrix))[:, 0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows(Exact):
+    """By rows: with D = W + λI and K = I + R D⁻¹ R', of size (rows × outputs)²,
+
+        (R'R + D)⁻¹(R'r + p) = D⁻¹R' K⁻¹ r + D⁻¹p - D⁻¹R' K⁻¹ R D⁻¹p.
+
+    Of R'r no difference of large numbers is taken, so that λ → 0 is sound; p = Wθ is zero where w is. Where w is the same
+    for all parameters λ(K) = λI + RR' is factorised instead, which λ → 0 leaves as it is.
+    """
+
+    def inverse(self, roots: Roots, residual: Tensor, penalty: Tensor | None, damping: float) -> Tensor:
+        R = roots.rows
+        if not isinstance(roots.weights, Tensor):
+            d = roots.weights + damping
+            gram = R @ R.t()
+            gram.diagonal().add_(d)
+            root = cholesky(gram)
+            found = R.t() @ torch.cholesky_solve(residual[:, None], root)[:, 0]
+            if penalty is not None:
+                found += (penalty - R.t() @ torch.cholesky_solve((R @ penalty)[:, None], root)[:, 0]) / d
+            return found
+        D = roots.weights + damping
+        scaled = R / D
+        gram = scaled @ R.t()
+        gram.diagonal().add_(1.0)
+        root = cholesky(gram)
+        found = scaled.t() @ torch.cholesky_solve(residual[:, None], root)[:, 0]
+        if penalty is not None:
+            p = penalty / D
+            found += p - scaled.t() @ torch.cholesky_solve((R @ p)[:, None], root)[:, 0]
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Auto(CG):
+    """By the smaller side where both sides fit, counted and not timed; CG with `cg_iterations` where they do not."""
+
+    def solve(self, system: LinearSystem, downhill: Tensor, run: Run, start: Tensor | None = None) -> Path:
+        rows, parameters = system.size
+        if min(rows, parameters) > _LARGEST_SIDE or rows * parameters > MOST_NUMBERS or system.roots is None:
+            return super().solve(system, downhill, run, start)
+        exact = Dense() if parameters <= rows else Rows()
+        return exact.solve(system, downhill, run, start)
+
+
+_LARGEST_SIDE = 8192
+"""Of the matrix that is factorised: beyond it a factorisation costs more than hundreds of products."""

@@ -1,0 +1,150 @@
+"""Steps as long as the model's word is kept: λ from a radius, the radius from a target for ρ, and a bend along the way.
+
+For objectives that are exact (all rows, no noise) and nearly sums of squares. One factorisation gives the solution for
+every λ, so that a radius Δ is as good as λ: ‖δ(λ)‖ = Δ. The longest step is taken whose ρ is at least the target. A small
+target takes long steps: greed for this step's decrease loses the run.
+
+A step along which the outputs bend is corrected to second order (geodesic acceleration, Transtrum & Sethna, 2012): with
+z̈ = 2/h ((z(θ+hδ) - z(θ))/h - Jδ), one evaluation,
+
+    δ ← δ + a,   a = -½ (B + λI)⁻¹ J'L''z̈,   ‖a‖ at most 3/8 of ‖δ‖.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+
+import torch
+from torch import Tensor
+
+from shf.component import number, option
+from shf.linear.cg import CGStop
+from shf.linear.exact import MOST_NUMBERS
+from shf.linear.roots import Roots, SmallSide
+from shf.linear.solver import LinearSolver, Path, Run
+from shf.linear.system import LinearSystem
+
+RADIUS = "radius"
+_WIDEN, _REACH, _PROBE, _BEND = 1.7, 3.0, 0.1, 0.75
+_LEAST = 1e-17
+"""The smallest λ, in largest eigenvalues of B: below it rounding alone decides."""
+_SHORTEST = 1e-14
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A step of some length: δ, λ, f there, ρ, and the undamped model's value."""
+
+    radius: float
+    damping: float
+    delta: Tensor
+    rho: float
+    fall: float
+    model: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrustRegion(LinearSolver):
+    """The longest step whose ρ is at least `target_ratio`; λ follows from it, whatever the rule for λ says."""
+
+    target: float = option(
+        0.1, number(above=0.0, below=1.0), "ρ that the longest step of a trust region must have.", name="target_ratio"
+    )
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        return (RADIUS,)
+
+    def solve(self, system: LinearSystem, downhill: Tensor, run: Run, start: Tensor | None = None) -> Path:
+        roots = system.written_out(MOST_NUMBERS)
+        search = _Search(roots, SmallSide(roots), run, self.target)
+        known = float(run.recall(RADIUS, 0.0))
+        best = search.from_radius(known if known > 0 else 1.0)
+        run.remember(RADIUS, max(best.radius, _SHORTEST))
+        if not best.fall > 0:
+            return Path([], [], [], best.delta.zero_(), 0, 0, CGStop.ZERO_RESIDUAL)
+        value = best.model + 0.5 * system.damping * torch.dot(best.delta, best.delta).item()
+        run.visit(1, best.delta, value, run.value - best.fall)
+        return Path([], [1], [value], best.delta, 1, 0, CGStop.ZERO_RESIDUAL)
+
+
+class _Search:
+    """Trials of one step: each costs two evaluations, and no factorisation."""
+
+    def __init__(self, roots: Roots, side: SmallSide, run: Run, target: float) -> None:
+        self._roots, self._side, self._run, self._target = roots, side, run, target
+        self._coordinates = side.of_rows(roots.residual, roots.penalty)
+        self._gradient = roots.gradient()
+        self._least = max(_LEAST * side.largest, torch.finfo(roots.rows.dtype).tiny)
+
+    def from_radius(self, radius: float) -> Trial:
+        """Widens while ρ is at least the target; else narrows until it is, and further until f falls."""
+        now = self._trial(radius)
+        if now.rho >= self._target:
+            while now.radius * _WIDEN <= radius * _REACH and now.damping > self._least:
+                wider = self._trial(now.radius * _WIDEN)
+                if wider.rho < self._target:
+                    break
+                now = wider
+        else:
+            for narrower in self._narrower(radius):
+                now = self._trial(narrower)
+                if now.rho >= self._target or (narrower <= radius / _REACH and now.fall > 0):
+                    break
+        if now.damping <= self._least:  # the whole step fits: the radius is its length
+            now = Trial(
+                min(now.radius, 2 * self._length(self._least)), now.damping, now.delta, now.rho, now.fall, now.model
+            )
+        return now
+
+    def _narrower(self, radius: float) -> Iterator[float]:
+        for k in count(1):
+            narrower = radius / (_WIDEN**k if _WIDEN**k <= _REACH else _REACH ** (k - 1))
+            if narrower < _SHORTEST:
+                return
+            yield narrower
+
+    def _trial(self, radius: float) -> Trial:
+        roots, lam = self._roots, self._damping(radius)
+        delta = self._side.solve(self._coordinates, lam).neg_()
+        along = roots.rows @ delta
+        model = self._model(delta, along)
+        bent = delta + self._bend(delta, along, lam)
+        fall = self._run.value - self._run.f(bent)
+        if not math.isfinite(fall):
+            return Trial(radius, lam, bent, -math.inf, -math.inf, model)
+        rho = fall / -model if model < 0 else -1.0
+        return Trial(radius, lam, bent, rho, fall, min(self._model(bent, roots.rows @ bent), model))
+
+    def _model(self, delta: Tensor, along: Tensor) -> float:
+        """½δ'Bδ + ∇f'δ, with Rδ at hand."""
+        curved = torch.dot(along, along) + torch.dot(delta, self._roots.weights * delta)
+        return (0.5 * curved + torch.dot(self._gradient, delta)).item()
+
+    def _bend(self, delta: Tensor, along: Tensor, lam: float) -> Tensor:
+        """a, shortened where it is more than a correction; zero where it cannot be had."""
+        second = (2 / _PROBE) * (self._roots.change(_PROBE * delta) / _PROBE - along)
+        if not bool(second.isfinite().all()):
+            return torch.zeros_like(delta)
+        a = self._side.solve(self._side.of_rows(second), lam).mul_(-0.5)
+        size = 2 * torch.linalg.vector_norm(a).item() / max(torch.linalg.vector_norm(delta).item(), _SHORTEST**2)
+        return a.mul_(_BEND / size) if size > _BEND else a
+
+    def _length(self, lam: float) -> float:
+        return self._side.length(self._coordinates, lam)
+
+    def _damping(self, radius: float) -> float:
+        """λ with ‖δ(λ)‖ = Δ, by bisection of its logarithm; the least where the whole step is shorter."""
+        low = self._least
+        if self._length(low) <= radius:
+            return low
+        high = max(self._side.largest, low) * 10
+        while self._length(high) > radius:
+            high *= 100
+        for _ in range(60):
+            middle = (low * high) ** 0.5
+            low, high = (middle, high) if self._length(middle) > radius else (low, middle)
+            if high < 1.001 * low:
+                break
+        return high
