@@ -175,10 +175,8 @@ def test_the_readmes_table_is_of_the_records_in_the_repository() -> None:
         assert (record.config["minutes"], record.config["clock"], record.config["threads"]) == (0.6, "processor", 1)
         assert record.config["experiment"]["name"] == demo.EXPERIMENT
         seen, unseen = (f"{record.column(part)[-1]:.1f}" for part in (SEEN, UNSEEN))
-        cells = [
-            cell.strip(" *")
-            for cell in re.findall(rf"^\| {NAMES[record.config['method']]} \|.*", readme, re.M)[0].split("|")
-        ]
+        (row,) = re.findall(rf"^\| {NAMES[record.config['method']]} \|.*", readme, re.M)
+        cells = [cell.strip(" *") for cell in row.split("|")]
         assert cells[2:5] == [seen, unseen, f"{record.column('epoch')[-1]:.0f}"]
     assert verdict(found) in readme
     assert sum(path.stat().st_size for path in (REPOSITORY / "results" / "demo").rglob("*")) < 1_000_000
