@@ -21,7 +21,8 @@ NAN, INF = math.nan, math.inf
 
 OUT_OF_RANGE = {
     "damping": ([0, -1.0, NAN, INF, "1", None, True], "a number greater than 0, or 'auto'"),
-    "solver": (["lu", None, True], "one of 'cg'"),
+    "solver": (["lu", None, True], "one of 'cg', 'dense', 'rows', 'auto', 'trust-region'"),
+    "target_ratio": ([0.0, 1.0, -0.1, NAN, None], "a number greater than 0 and below 1"),
     "damping_rule": (["heldout", None, True], "one of 'batch', 'held-out'"),
     "cg_worth": ([None, "yes", 1], "True or False"),
     "cg_noise": ([-0.1, 1.0, NAN, "0.3", True], "a number at least 0 and below 1, or None"),
@@ -72,7 +73,7 @@ OWN_OF_HF = {
 }
 NOT_OF_HF = {
     *("damping_rule", "cg_worth", "cg_noise", "curvature_batch", "curvature_rows"),
-    *("noise_every", "factor_average", "factor_every"),
+    *("noise_every", "factor_average", "factor_every", "target_ratio"),
 }
 """A second batch and its noise have no place where one step sees all of the data."""
 OF_THE_OPTIMIZER = {
@@ -112,6 +113,8 @@ def test_hf_refuses_what_is_out_of_range(name, value, expected):
         pytest.skip("HF has no such option")
     if name == "preconditioner":
         expected = expected.replace("'kronecker', ", "")
+    if name == "solver":
+        expected = "one of 'cg'"
     with pytest.raises(ValueError, match="must be") as error:
         shf.HF(mlp(), nn.CrossEntropyLoss(), **{name: value})
     assert str(error.value) == message("HF", name, value, expected)
@@ -244,6 +247,7 @@ def test_options_are_keyword_only():
 def test_defaults_are_those_of_the_paper():
     assert shf.Config.defaults() == {
         "solver": "cg",
+        "target_ratio": 0.1,
         "damping": 1.0,
         "damping_factor": 0.99,
         "damping_rise": 1.0,

@@ -86,7 +86,8 @@ CASES = {
         tolerance=1e-10,
     ),
     # the others have dense references of their own, in tests/linear
-    "solver": Case((), ("cg", shf.solvers.CG(iterations=3)), vanishes={"cg_iterations": None}),
+    "solver": Case(("cg", "dense"), ("cg", shf.solvers.CG(iterations=3))),
+    "target_ratio": Case((0.1, 0.9), (0.1, 0.5), where={"solver": "trust-region"}),
     # a linear model and a quadratic loss: solved after as many iterations as there are parameters
     "cg_iterations": Case(
         (1, 3),

@@ -77,7 +77,7 @@ def test_every_option_of_a_step_is_drawn() -> None:
     problems = [draw_problem(seed) for seed in range(120)]
     elsewhere = {"split_vectors", "message_dtype", "check_every", "rank_timeout"}
     epochs = {"cg_decay_growth", "cg_decay_max", "momentum_off_on_divergence"}
-    fixed = {"solver", "factor_average", "damping_min", "damping_max", "max_rejections"}
+    fixed = {"solver", "target_ratio", "factor_average", "damping_min", "damping_max", "max_rejections"}
     for name in set(shf.Config.names()) - elsewhere - epochs - fixed:
         assert len({getattr(p.optimizer.config, name) for p in problems}) > 1, name
     models = {type(m) for p in problems for m in p.optimizer.model.modules()}

@@ -1,5 +1,7 @@
 """The dense Jacobian, row by row: against plain autograd, by the formula of linear maps and by the exact fallback."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import nn
@@ -17,7 +19,8 @@ from shf.model.rowjacobian import row_jacobian
 from shf.runtime.context import twice_differentiable_kernels
 from test_cases import build
 
-MOST = 10**8
+MOST, FIRST = 10**8, (RowAxis(0),)
+FIRST = (RowAxis(0),)
 
 
 @pytest.fixture(autouse=True)
@@ -45,19 +48,17 @@ class Laplacian(nn.Module):
 
     def __init__(self, *sizes: int) -> None:
         super().__init__()
-        layers = [nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False)]
+        layers = [nn.Linear(a, b) for a, b in pairwise(sizes)]
         self.u = nn.Sequential(*(m for layer in layers for m in (layer, nn.Tanh())))[:-1]
 
     def forward(self, x):
         with torch.enable_grad():
             x = x.detach().requires_grad_()
             (slope,) = torch.autograd.grad(self.u(x).sum(), x, create_graph=True)
-            return sum(
-                torch.autograd.grad(slope[:, i].sum(), x, create_graph=True)[0][:, i] for i in range(x.shape[1])
-            )
+            return sum(torch.autograd.grad(slope[:, i].sum(), x, create_graph=True)[0][:, i] for i in range(x.shape[1]))
 
 
-def jacobian_of(model, inputs, *, forward=None, axes=(RowAxis(0),), **options):
+def jacobian_of(model, inputs, *, forward=None, axes=FIRST, **options):
     network = Network(model, list(model.parameters()), *([forward] if forward else []))
     batch = Batch.of(inputs, torch.zeros(len(inputs)))
     return Jacobian(network, batch, Draws(0, len(inputs)), axes=axes, **options)
@@ -76,7 +77,7 @@ def dense(model, inputs):
 
 @pytest.mark.parametrize("microbatch", [None, 4], ids=["whole", "microbatch"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))
-def test_every_case(case, microbatch):
+def test_every_case(case, microbatch, fallbacks):
     if microbatch and not case.separable:
         pytest.skip("rows that influence each other are never taken in chunks")
     torch.set_default_dtype(torch.float64)
@@ -91,6 +92,10 @@ def test_every_case(case, microbatch):
             axes=reference.layout.outputs,
         )
         assert_close(row_jacobian(jacobian, separable=case.separable, most=MOST), expected)
+        if case.kind in ("feed-forward", "randomness"):
+            assert not fallbacks
+        if case.kind in ("convolutional", "normalisation", "recursive"):
+            assert fallbacks
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -223,6 +228,25 @@ def test_derivatives_by_parameters_in_forward(options, fallbacks):
     assert_close(row_jacobian(jacobian, separable=False, most=MOST), expected)
 
 
+class Curvature(nn.Module):
+    """Δu by torch.func."""
+
+    def __init__(self):
+        super().__init__()
+        self.u = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1))
+
+    def forward(self, x):
+        slope = torch.func.jacrev(lambda point: self.u(point)[0])
+        return torch.func.vmap(torch.func.jacrev(slope))(x).diagonal(dim1=1, dim2=2).sum(1)
+
+
+def test_derivatives_by_other_means(fallbacks):
+    """Functions that stand in for linear layers are unknown to torch.func."""
+    model, (inputs, _) = Curvature().double(), valued()
+    assert_close(row_jacobian(jacobian_of(model, inputs), separable=True, most=MOST), dense(model, inputs))
+    assert fallbacks == [[0, 1, 2, 3]]
+
+
 def test_too_many_numbers_are_refused_before_memory_is_asked_for():
     model, (inputs, _) = mlp(), valued()
     jacobian = jacobian_of(model, inputs)
@@ -243,7 +267,9 @@ def test_memory_that_is_given_is_written_to_completely():
 
 def test_an_output_shared_by_all_rows_is_refused():
     model, (inputs, _) = mlp(), valued()
-    jacobian = jacobian_of(model, inputs, forward=lambda model, x: (model(x), model[0].weight.sum()), axes=[RowAxis(0), None])
+    jacobian = jacobian_of(
+        model, inputs, forward=lambda model, x: (model(x), model[0].weight.sum()), axes=[RowAxis(0), None]
+    )
     with pytest.raises(ValueError, match="output number 1 of the model is shared by all rows"):
         row_jacobian(jacobian, separable=True, most=MOST)
 

@@ -4,6 +4,7 @@ With a start s (γ of the last solution) what is solved for is the correction, (
 near s instead of near zero (SPRING, Goldshlager et al., 2024).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -67,13 +68,9 @@ class Rows(Exact):
         R = roots.rows
         if not isinstance(roots.weights, Tensor):
             d = roots.weights + damping
-            gram = R @ R.t()
-            gram.diagonal().add_(d)
-            root = cholesky(gram)
-            found = R.t() @ torch.cholesky_solve(residual[:, None], root)[:, 0]
-            if penalty is not None:
-                found += (penalty - R.t() @ torch.cholesky_solve((R @ penalty)[:, None], root)[:, 0]) / d
-            return found
+            solve = _row_solver(R @ R.t(), d)
+            found = R.t() @ solve(residual)
+            return found if penalty is None else found + (penalty - R.t() @ solve(R @ penalty)) / d
         D = roots.weights + damping
         scaled = R / D
         gram = scaled @ R.t()
@@ -84,6 +81,24 @@ class Rows(Exact):
             p = penalty / D
             found += p - scaled.t() @ torch.cholesky_solve((R @ p)[:, None], root)[:, 0]
         return found
+
+
+def _row_solver(gram: Tensor, damping: float) -> Callable[[Tensor], Tensor]:
+    """r ↦ (RR' + dI)⁻¹r. Where d is lost in rounding beside RR', which may be singular (more rows than parameters), by its
+    eigenvectors, those of eigenvalue zero left out: R' has nothing to say about them."""
+    largest = gram.diagonal().max().item()
+    if damping > _SOUND * len(gram) * torch.finfo(gram.dtype).eps * largest:
+        gram.diagonal().add_(damping)
+        root = cholesky(gram)
+        return lambda r: torch.cholesky_solve(r[:, None], root)[:, 0]
+    values, vectors = torch.linalg.eigh(gram)
+    kept = values > len(gram) * torch.finfo(gram.dtype).eps * values[-1]
+    inverse = torch.where(kept, 1 / (values + damping), torch.zeros_like(values))
+    return lambda r: vectors @ (inverse * (vectors.t() @ r))
+
+
+_SOUND = 1e4
+"""How far above rounding λ must be for a Cholesky factorisation by rows."""
 
 
 @dataclass(frozen=True, kw_only=True)

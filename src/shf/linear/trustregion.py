@@ -63,10 +63,10 @@ class TrustRegion(LinearSolver):
         best = search.from_radius(known if known > 0 else 1.0)
         run.remember(RADIUS, max(best.radius, _SHORTEST))
         if not best.fall > 0:
-            return Path([], [], [], best.delta.zero_(), 0, 0, CGStop.ZERO_RESIDUAL)
+            return Path([], [], [], best.delta.zero_(), 0, search.trials, CGStop.ZERO_RESIDUAL)
         value = best.model + 0.5 * system.damping * torch.dot(best.delta, best.delta).item()
         run.visit(1, best.delta, value, run.value - best.fall)
-        return Path([], [1], [value], best.delta, 1, 0, CGStop.ZERO_RESIDUAL)
+        return Path([], [1], [value], best.delta, 1, search.trials, CGStop.ZERO_RESIDUAL)
 
 
 class _Search:
@@ -76,6 +76,7 @@ class _Search:
         self._roots, self._side, self._run, self._target = roots, side, run, target
         self._coordinates = side.of_rows(roots.residual, roots.penalty)
         self._gradient = roots.gradient()
+        self.trials = 0  # each looks at the outputs once, which costs about what a product does
         self._least = max(_LEAST * side.largest, torch.finfo(roots.rows.dtype).tiny)
 
     def from_radius(self, radius: float) -> Trial:
@@ -107,6 +108,7 @@ class _Search:
 
     def _trial(self, radius: float) -> Trial:
         roots, lam = self._roots, self._damping(radius)
+        self.trials += 1
         delta = self._side.solve(self._coordinates, lam).neg_()
         along = roots.rows @ delta
         model = self._model(delta, along)

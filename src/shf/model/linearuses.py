@@ -16,12 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+_AT_ONCE = 32
+"""Rows whose products are made before they are written to their places: the processor's cache holds these."""
+
 
 class LinearUses(TorchFunctionMode):
     """Records uses of the weights and biases that `F.linear` is called with inside the mode."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._recording = False
         self._factors: dict[int, list[tuple[Tensor, ...]]] = {}
 
@@ -36,7 +39,7 @@ class LinearUses(TorchFunctionMode):
         z: Tensor = _Product.apply(input, weight, self, False) if _trained(weight) else F.linear(input, weight)  # type: ignore[no-untyped-call]
         if bias is None:
             return z
-        return _Shift.apply(z, bias, self) if _trained(bias) else z + bias  # type: ignore[no-any-return, no-untyped-call]
+        return _Shift.apply(z, bias, self) if _trained(bias) else z + bias  # type: ignore[no-untyped-call]
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
@@ -65,10 +68,13 @@ class LinearUses(TorchFunctionMode):
             out.zero_()
             return True
         left, *right = (_joined(factors, rows) for factors in zip(*uses, strict=True))
-        if right:
-            torch.bmm(left.mT, right[0], out=out)
-        else:
+        if not right:
             torch.sum(left, 1, out=out)
+        elif left.shape[1] == 1:
+            torch.mul(left.mT, right[0], out=out)
+        else:
+            for block, a, b in zip(*(t.split(_AT_ONCE) for t in (out, left.mT, right[0])), strict=True):
+                block.copy_(torch.bmm(a, b))
         return True
 
 
@@ -92,7 +98,7 @@ class _Product(torch.autograd.Function):
         return x @ (weight if transposed else weight.t())
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None, None, None]:
         (x,) = ctx.saved_tensors
         ctx.uses.add(ctx.weight, *((x, g) if ctx.transposed else (g, x)))
         by_input = _Product.apply(g, ctx.weight, ctx.uses, not ctx.transposed) if ctx.needs_input_grad[0] else None  # type: ignore[no-untyped-call]
@@ -108,6 +114,6 @@ class _Shift(torch.autograd.Function):
         return z + bias
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
         ctx.uses.add(ctx.bias, g)
         return g, None, None

@@ -139,9 +139,9 @@ class BatchProblem:
         """Whether `roots` may be asked for: all rows here, and products over them."""
         return self._share.everything and self._own_curvature_rows is None and not self.structural
 
-    def roots(self) -> Roots:
-        """B = R'R in full."""
-        return self._passes.roots(self.loss, self._shared)
+    def roots(self, most: int) -> Roots:
+        """B = R'R in full; R has at most so many numbers."""
+        return self._passes.roots(self.loss, self._shared, most)
 
     @property
     def curvature_share(self) -> float:

@@ -53,7 +53,7 @@ class BatchesProblem:
 
     can_be_written_out = False
 
-    def roots(self) -> Roots:
+    def roots(self, most: int) -> Roots:
         raise ValueError("the curvature batch is not the whole problem: use solver='cg'")
 
     def value(self, values: Sequence[Tensor]) -> float:

@@ -82,11 +82,11 @@ class Passes:
                     raise unlike_shapes("curvature_batch", [z.shape, shape], "some rows and on all") from error
             raise
 
-    def roots(self, loss: Loss, known: GradientPass | None) -> Roots:
+    def roots(self, loss: Loss, known: GradientPass | None, most: int) -> Roots:
         """B = R'R on all rows, from the gradient pass where that is known."""
         J, L = (known.jacobian, known.expansion) if known is not None else self.expand(loss, record=False, steady=False)
         theta = [p.detach() for p in self._network.parameters]
-        return write_out(J, L, self.outputs, theta, separable=self._layout.separable, name=loss.name)
+        return write_out(J, L, self.outputs, theta, separable=self._layout.separable, name=loss.name, most=most)
 
     def outputs(self, values: Sequence[Tensor]) -> Any:
         """F at other values of the parameters, on all rows that are here."""

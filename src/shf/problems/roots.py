@@ -20,6 +20,7 @@ def write_out(
     *,
     separable: bool,
     name: str,
+    most: int,
 ) -> Roots:
     """R = S'J, r with R'r = J'∂L/∂z, and how S'z changes along a step; without decay.
 
@@ -30,10 +31,11 @@ def write_out(
         theta: the present values.
         separable: whether each row's output depends on that row alone.
         name: the loss's, for errors.
+        most: numbers that R may have.
     """
     S = expansion.row_roots()
-    J = row_jacobian(jacobian, separable=separable).view(*S.shape[:2], -1)
-    rows = S.unsqueeze(2) * J if S.ndim == 2 else S.transpose(1, 2) @ J
+    J = row_jacobian(jacobian, separable=separable, most=most).view(*S.shape[:2], -1)
+    rows = J.mul_(S.unsqueeze(2)) if S.ndim == 2 else S.transpose(1, 2) @ J
     residual = _pseudo_solve(S, _by_row(expansion.gradient), name)
     here = _by_row([z for z in leaves(jacobian.outputs) if z.is_floating_point()])
     shapes = jacobian.network.shapes

@@ -73,7 +73,7 @@ def make_system(
 
 def _roots(part: OwnPart, decay: Decay, most: int) -> Roots:
     """B = R'R + W written out."""
-    found, weights = part.roots(), decay.weights
+    found, weights = part.roots(most), decay.weights
     if not any(weights):
         return found
     theta = part.network.theta()

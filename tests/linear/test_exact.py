@@ -1,0 +1,278 @@
+"""Solvers that factorise, against dense float64 matrices; and the trust region that is made of them."""
+
+import copy
+import math
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+
+import shf
+from cases import CASES
+from helpers import assert_close, identical, labelled, mlp, snapshot, theta, valued
+from shf.data.tree import map_leaves
+from shf.linear.roots import Roots, SmallSide, cholesky
+
+CE, MSE = nn.CrossEntropyLoss(), nn.MSELoss()
+EXACT = {"cg_decay": 0.0, "preconditioner": None, "backtracking": None}
+
+
+def random_roots(rows, parameters, weights=0.0, seed=0):
+    source = torch.Generator().manual_seed(seed)
+    R = torch.randn(rows, parameters, generator=source, dtype=torch.float64)
+    r, at = torch.randn(rows, generator=source, dtype=torch.float64), torch.randn(parameters, dtype=torch.float64)
+    penalty = weights * at if isinstance(weights, torch.Tensor) or weights else None
+    return Roots(R, weights, r, penalty, lambda delta: R @ delta)
+
+
+def solved(solver, roots, damping, start=None):
+    seen = []
+    system = shf.solvers.LinearSystem(
+        lambda v: roots.product(v) + damping * v, damping, roots=lambda most: roots, size=tuple(roots.rows.shape)
+    )
+    run = shf.solvers.Run(lambda number, x, q, value=None: seen.append((x.clone(), q)))
+    path = solver.solve(system, -roots.gradient(), run, start)
+    return path.last, seen
+
+
+MIXED = torch.tensor([0.3, 0.0, 2.0, 0.0, 0.7, 0.0, 1e-3], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("solver", [shf.solvers.Dense(), shf.solvers.Rows(), shf.solvers.Auto()])
+@pytest.mark.parametrize("shape", [(12, 7), (7, 7), (4, 7)])
+@pytest.mark.parametrize("weights", [0.0, 0.2, MIXED], ids=["none", "equal", "mixed"])
+@pytest.mark.parametrize("relative", [1.0, 1e-3, 1e-6])
+def test_they_agree_with_the_dense_solution(solver, shape, weights, relative):
+    roots = random_roots(*shape, weights)
+    B = roots.rows.t() @ roots.rows + torch.diag(torch.as_tensor(weights, dtype=torch.float64).expand(7))
+    damping = relative * torch.linalg.eigvalsh(B)[-1].item()
+    expected = torch.linalg.solve(B + damping * torch.eye(7, dtype=torch.float64), -roots.gradient())
+    found, seen = solved(solver, roots, damping)
+    assert_close(found, expected, 1e-9)
+    ((delta, q),) = seen
+    assert identical(delta, found)
+    model = 0.5 * found @ (B @ found + damping * found) + roots.gradient() @ found
+    assert q == pytest.approx(model.item(), rel=1e-10)
+
+
+@pytest.mark.parametrize("solver", [shf.solvers.Dense(), shf.solvers.Rows()])
+def test_from_a_start_the_damping_holds_the_solution_near_it(solver):
+    """argmin ½|Rδ + r|² + ½λ|δ - s|², the momentum of SPRING."""
+    roots, start = random_roots(4, 7), torch.arange(7.0, dtype=torch.float64)
+    B = roots.rows.t() @ roots.rows
+    expected = torch.linalg.solve(B + 0.5 * torch.eye(7, dtype=torch.float64), 0.5 * start - roots.gradient())
+    assert_close(solved(solver, roots, 0.5, start.clone())[0], expected, 1e-10)
+
+
+@pytest.mark.parametrize("damping", [1e-10, 1e-14, 1e-18])
+def test_in_the_space_of_rows_the_damping_may_vanish(damping):
+    """The solution is the shortest with Rδ = -r. Fails if a number is divided by λ alone."""
+    roots = random_roots(4, 7)
+    found, _ = solved(shf.solvers.Rows(), roots, damping)
+    assert_close(found, -torch.linalg.pinv(roots.rows) @ roots.residual, 1e-6)
+    assert torch.linalg.vector_norm(roots.rows @ found + roots.residual) < 1e-8 * torch.linalg.vector_norm(
+        roots.residual
+    )
+
+
+@pytest.mark.parametrize("shape", [(12, 7), (4, 7)])
+@pytest.mark.parametrize("weights", [0.0, 0.2])
+def test_one_eigendecomposition_serves_every_damping(shape, weights):
+    roots = random_roots(*shape, weights)
+    side = SmallSide(roots)
+    B = roots.rows.t() @ roots.rows + weights * torch.eye(7, dtype=torch.float64)
+    assert side.largest == pytest.approx(torch.linalg.eigvalsh(B)[-1].item(), rel=1e-10)
+    coordinates = side.of_rows(roots.residual)
+    for damping in (1e-3, 1.0, 50.0):
+        expected = torch.linalg.solve(B + damping * torch.eye(7, dtype=torch.float64), roots.rows.t() @ roots.residual)
+        assert_close(side.solve(coordinates, damping), expected, 1e-9)
+        assert side.length(coordinates, damping) == pytest.approx(expected.norm().item(), rel=1e-9)
+
+
+def test_a_matrix_that_rounding_has_cost_its_definiteness_is_factorised():
+    root = cholesky(torch.tensor([[1.0, 1.0], [1.0, 1.0 - 1e-16]], dtype=torch.float64))
+    assert_close(root @ root.t(), torch.ones(2, 2), 1e-6)
+    with pytest.raises(ValueError, match="use solver='cg'"):
+        cholesky(torch.zeros(2, 2))
+
+
+# --- whole steps --------------------------------------------------------------------------------------------------------
+
+
+WITHOUT_ROOTS: set[str] = set()
+"""Cases whose loss has a slope where it has no curvature."""
+SUITABLE = [case for case in CASES if case.separable and case.kind in ("losses", "feed-forward") and not case.handling]
+
+
+@pytest.mark.parametrize("case", SUITABLE, ids=lambda case: case.name.replace(" ", "-"))
+def test_steps_are_those_of_long_cg_runs(case):
+    """On the declared models and losses, or a refusal that says what to use."""
+    ends = []
+    for options in ({"solver": "cg", "cg_iterations": 600}, {"solver": "dense"}, {"solver": "rows"}):
+        torch.manual_seed(1)
+        model = case.model().double()
+        inputs, targets = (
+            map_leaves(lambda t: t.double() if t.is_floating_point() else t, data) for data in case.data()
+        )
+        optimizer = shf.SHF(model, case.loss, seed=1, damping=0.1, line_search_steps=0, **EXACT, **options)
+        if options["solver"] != "cg" and case.name in WITHOUT_ROOTS:
+            with pytest.raises(ValueError, match="use solver='cg'"):
+                optimizer.step(inputs, targets)
+            return
+        optimizer.step(inputs, targets)
+        ends.append(theta(model))
+    assert_close(ends[1], ends[0], 1e-6)
+    assert_close(ends[2], ends[1], 1e-9)
+
+
+@pytest.mark.parametrize("solver", ["dense", "rows"])
+@pytest.mark.parametrize("rows", [3, 40])
+def test_a_least_squares_problem_is_solved_in_one_step(solver, rows):
+    inputs, targets = valued(rows)
+    model = nn.Linear(4, 3).double()
+    optimizer = shf.SHF(model, MSE, solver=solver, damping=1e-13, damping_min=1e-15, **EXACT)
+    first = optimizer.step(inputs, targets).gradient_norm
+    assert optimizer.step(inputs, targets).gradient_norm < 1e-8 * first
+
+
+def test_auto_takes_the_smaller_side_and_cg_where_neither_fits(monkeypatch):
+    for rows in (3, 40):
+        ends = []
+        for solver in ("auto", "dense" if rows * 3 >= 51 else "rows"):
+            torch.manual_seed(0)
+            model = mlp()
+            shf.SHF(model, MSE, solver=solver, seed=1, damping=0.1, **EXACT).step(*valued(rows))
+            ends.append(theta(model))
+        assert identical(*ends)
+    monkeypatch.setattr("shf.linear.exact._LARGEST_SIDE", 5)
+    info = shf.SHF(mlp(), MSE, solver="auto", cg_iterations=4, seed=1).step(*valued(40))
+    assert info.cg_steps == 4
+
+
+@pytest.mark.parametrize("solver", ["dense", "rows", "auto", "trust-region"])
+@pytest.mark.parametrize("microbatch", [None, 5])
+def test_chunks_of_rows_change_nothing(solver, microbatch):
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = shf.SHF(model, CE, solver=solver, microbatch=microbatch, seed=1, **EXACT)
+    info = [optimizer.step(*labelled(seed=0)) for _ in range(3)][-1]
+    torch.manual_seed(0)
+    whole = mlp()
+    expected = shf.SHF(whole, CE, solver=solver, seed=1, **EXACT)
+    for _ in range(3):
+        expected.step(*labelled(seed=0))
+    assert info.accepted
+    assert_close(theta(model), theta(whole), 1e-8)
+
+
+# --- the trust region ---------------------------------------------------------------------------------------------------
+
+
+def regression(rows=60, width=12, seed=0):
+    torch.manual_seed(seed)
+    x = torch.rand(rows, 2, dtype=torch.float64)
+    model = nn.Sequential(nn.Linear(2, width), nn.Tanh(), nn.Linear(width, 1)).double()
+    return model, x, (3 * x[:, :1]).sin() * (2 * x[:, 1:]).cos()
+
+
+@pytest.mark.parametrize(("rows", "width"), [(60, 8), (20, 12)], ids=["by parameters", "by rows"])
+def test_the_residual_preset_goes_far_where_the_fast_one_stops(rows, width):
+    ends = {}
+    for name in ("residual", "fast"):
+        model, x, t = regression(rows, width)
+        optimizer = shf.SHF(model, MSE, seed=1, **getattr(shf.presets, name))
+        infos = [optimizer.step(x, t) for _ in range(60)]
+        assert all(info.loss_after <= info.loss_before for info in infos)
+        ends[name] = infos[-1].loss_after
+    assert ends["residual"] < 1e-7
+    assert ends["residual"] < 1e-2 * ends["fast"]
+
+
+def test_rho_of_a_step_is_at_least_the_target_unless_it_is_the_shortest():
+    model, x, t = regression()
+    optimizer = shf.SHF(model, MSE, seed=1, **{**shf.presets.residual, "target_ratio": 0.5})
+    infos = [optimizer.step(x, t) for _ in range(25)]
+    assert sum(info.reduction_ratio >= 0.45 for info in infos) > 20
+
+
+def test_the_bend_is_the_second_derivative_of_the_outputs():
+    """z(θ + hδ) = z + hJδ + h²/2 z̈: for outputs that are quadratic along the step z̈ is exact."""
+    from shf.linear.trustregion import _Search
+
+    R = torch.eye(3, dtype=torch.float64)
+    curved = torch.tensor([0.1, -0.2, 0.05], dtype=torch.float64)
+    roots = Roots(R, 0.0, torch.ones(3, dtype=torch.float64), None, lambda d: R @ d + 0.5 * curved * (d @ d))
+    search = _Search(roots, SmallSide(roots), shf.solvers.Run(lambda *_: None, lambda d: 0.0, 1.0), 0.1)
+    delta = torch.tensor([1.0, 0.5, -0.5], dtype=torch.float64)
+    found = search._bend(delta, R @ delta, 0.25)
+    assert_close(found, -0.5 * curved * (delta @ delta) / 1.25, 1e-10)
+
+
+def test_the_radius_is_saved_and_loaded():
+    model, x, t = regression()
+    optimizer = shf.SHF(model, MSE, seed=1, **shf.presets.residual)
+    for _ in range(3):
+        optimizer.step(x, t)
+    other = copy.deepcopy(model)
+    again = shf.SHF(other, MSE, seed=1, **shf.presets.residual)
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for one in (optimizer, again):
+        for _ in range(3):
+            one.step(x, t)
+    assert optimizer.param_groups[0]["shf"]["radius"] > 0
+    assert identical(theta(model), theta(other))
+
+
+def test_at_the_minimum_it_stops_and_changes_nothing():
+    inputs, targets = valued(20)
+    model = nn.Linear(4, 3).double()
+    optimizer = shf.SHF(model, MSE, **shf.presets.residual)
+    for _ in range(8):
+        optimizer.step(inputs, targets)
+    before = theta(model)
+    assert optimizer.step(inputs, targets).loss_after <= optimizer.step(inputs, targets).loss_before
+    assert_close(theta(model), before, 1e-6)
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("solver", ["dense", "rows", "trust-region"])
+@pytest.mark.parametrize(
+    ("options", "loss", "words"),
+    [
+        ({"curvature_batch": 5}, CE, "exact solvers need all rows"),
+        ({}, nn.L1Loss(), "slope where it has no curvature"),
+    ],
+)
+def test_what_cannot_be_written_out_is_refused_and_nothing_changes(solver, options, loss, words):
+    data = valued() if isinstance(loss, nn.L1Loss) else labelled()
+    with pytest.warns(shf.SHFWarning) if isinstance(loss, nn.L1Loss) else nullcontext():
+        optimizer = shf.SHF(mlp(), loss, solver=solver, seed=1, **options)
+        before = snapshot(optimizer)
+        with pytest.raises(ValueError, match=words):
+            optimizer.step(*data)
+    assert identical(snapshot(optimizer), before)
+
+
+@pytest.mark.parametrize("solver", ["dense", "rows", "trust-region"])
+def test_what_would_not_fit_is_refused_before_there_is_memory_for_it(solver, monkeypatch):
+    monkeypatch.setattr("shf.linear.exact.MOST_NUMBERS", 100)
+    monkeypatch.setattr("shf.linear.trustregion.MOST_NUMBERS", 100)
+    optimizer = shf.SHF(mlp(), CE, solver=solver, seed=1)
+    before = snapshot(optimizer)
+    with pytest.raises(ValueError, match=r"J has 36 rows and 51 columns, .* use solver='cg', or fewer rows"):
+        optimizer.step(*labelled())
+    assert identical(snapshot(optimizer), before)
+
+
+@pytest.mark.parametrize("solver", ["dense", "rows", "trust-region"])
+def test_a_bad_point_is_an_error_and_nothing_changes(solver):
+    optimizer = shf.SHF(mlp(), CE, solver=solver, seed=1)
+    inputs, targets = labelled()
+    inputs[3, 0] = math.nan
+    before = snapshot(optimizer)
+    with pytest.raises(shf.NonFiniteError, match="inputs"):
+        optimizer.step(inputs, targets)
+    assert identical(snapshot(optimizer), before)
