@@ -512,7 +512,7 @@ from shf.lab import runner
 import torch
 torch.set_num_threads(1)
 home, kills, seed = Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-config = tiny_config(epochs=20)
+config = tiny_config(epochs=12)
 often = runner.RunOptions(checkpoint_seconds=0.0)
 draw = random.Random(seed)
 
@@ -570,7 +570,7 @@ def test_killed_at_random_moments_it_ends_the_same(tmp_path: Path, kills: int, r
     Fails if metrics.jsonl is not cut back to the checkpoint, if a checkpoint is written in place, or if the method's
     state is left out of it. The slow form kills 200 times.
     """
-    runner.start(tiny_config(epochs=20), tmp_path / "whole")
+    runner.start(tiny_config(epochs=12), tmp_path / "whole")
     for number in range(rounds):
         home = tmp_path / f"killed{number}"
         printed = _killed_run(home, kills, seed=random.randrange(1 << 30))
