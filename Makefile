@@ -19,11 +19,11 @@ lock:                     ## make requirements.lock anew, where torch is a CPU b
 	uv pip compile pyproject.toml --extra lab --extra dev --extra integrations --extra opponents --constraints constraints.txt --python-version 3.11 \
 	  --generate-hashes --no-emit-package torch --no-emit-find-links --no-header --no-annotate --quiet -o requirements.lock
 
-demo: $(STAMP)            ## train on generated curves, SHF against tuned Adam and NAG, and write a report
+demo: $(STAMP)            ## learn a map, SHF against tuned Adam and Schedule-Free, and write a report
 	$(BIN)/shf demo
 
-test: $(STAMP)            ## the test suite
-	$(BIN)/python -m pytest
+test: $(STAMP)            ## the test suite, in two processes
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test-slow: $(STAMP)       ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow --timeout 3600

@@ -5,7 +5,7 @@
 
 Both solve min ½‖S'Jδ + S⁻¹∇L‖² + ½λ‖δ‖², SS' = L'', from zero and without preconditioner, with one product by J and one
 by J' in each iteration. CG sees its normal equations, LSMR the least squares problem itself. All the rest of the step, the
-line search and the rule for λ, is the same. The network is the small autoencoder of `shf demo` on generated curves.
+line search and the rule for λ, is the same. The network is the small autoencoder `curves-demo` on generated curves.
 """
 
 import math

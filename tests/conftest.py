@@ -1,9 +1,14 @@
-"""Shared by all tests: float64 references on one thread, so that results do not depend on the machine's cores."""
+"""Shared by all tests: one thread in every process, so that results do not depend on the machine's cores."""
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, and for the processes that tests start
 
 import pytest
 import torch
 
-import helpers  # noqa: F401 - the hypothesis profile, before any test is made by it
+import helpers  # it brings the hypothesis profile, before any test is made by it
+from shf.lab import clock
 
 
 @pytest.fixture(autouse=True)
@@ -13,3 +18,10 @@ def _quiet_torch():
     torch.manual_seed(0)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def ticking(monkeypatch):
+    """For commands, which take no clock: the laboratory's own become such that every step takes a second."""
+    for name in clock.CLOCKS:
+        monkeypatch.setitem(clock.CLOCKS, name, helpers.ticking())

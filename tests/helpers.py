@@ -1,6 +1,7 @@
 """Small networks, data and comparisons that several tests share."""
 
 import copy
+import itertools
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import shf
+from shf.lab.clock import Clock
 from shf.linear.decay import Decay
 from shf.linear.system import LinearSystem
 from shf.losses import Loss
@@ -20,6 +22,12 @@ from shf.problems.shared import SharedProblem
 # The same examples on every machine, and no deadline: on a busy one a slow example is not a failure.
 hypothesis.settings.register_profile("shf", deadline=None, derandomize=True, max_examples=60)
 hypothesis.settings.load_profile("shf")
+
+
+def ticking(pace: float = 1.0) -> Clock:
+    """A clock that moves so far whenever one looks: a step is timed by two looks, and takes as long as this."""
+    return itertools.count(step=pace).__next__
+
 
 ROWS, FEATURES, CLASSES = 12, 4, 3
 

@@ -160,7 +160,7 @@ info = shf.SHF(model, torch.nn.CrossEntropyLoss()).step(torch.randn(8, 3), torch
 assert info.accepted
 assert not [name for name in sys.modules if name.startswith("shf.lab")]
 """
-    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=120)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=1200)
 
 
 def test_public_names():

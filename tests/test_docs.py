@@ -2,7 +2,6 @@
 
 import copy
 import doctest
-import json
 import re
 from pathlib import Path
 
@@ -31,14 +30,6 @@ def test_the_first_example_runs_as_written(page):
     exec(compile(blocks(page)[0], page, "exec"), names)
     assert names["info"].loss_after < names["info"].loss_before
     assert names["optimizer"].epoch_index == 3
-
-
-def test_the_readmes_figures_are_those_of_the_records():
-    text = (ROOT / "README.md").read_text(encoding="utf-8").replace("**", "")
-    for method, name in (("fast", "SHF fast"), ("shf", "SHF"), ("adam", "Adam"), ("nag", "NAG")):
-        rows = (ROOT / "results" / "demo" / method / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        last = [row for row in map(json.loads, rows) if row["row"] == "epoch"][-1]
-        assert f"| {name} | {last['train_squared_error']:.3f} | {last['test_squared_error']:.3f} |" in text
 
 
 def test_the_examples_of_using_run_one_after_the_other(tmp_path, monkeypatch):

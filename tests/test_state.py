@@ -284,11 +284,12 @@ def resumed(tmp_path_factory):
             ends[name, dtype] = everything(optimizer) | {"last": repr(info)}
     torch.save(checkpoints, folder / "saved.pt")
     subprocess.run(
-        [sys.executable, "-c", CONTINUE, str(folder / "saved.pt"), str(folder / "ends.pt")], check=True, timeout=120
+        [sys.executable, "-c", CONTINUE, str(folder / "saved.pt"), str(folder / "ends.pt")], check=True, timeout=1200
     )
     return ends, torch.load(folder / "ends.pt", weights_only=True)
 
 
+@pytest.mark.xdist_group("resume")
 @pytest.mark.parametrize(("name", "dtype", "k"), CASES)
 def test_resume_in_a_new_process_is_exact(resumed, name, dtype, k):
     ends, found = resumed

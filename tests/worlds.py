@@ -2,18 +2,19 @@
 
 import datetime
 import multiprocessing
-import os
 import pickle
-import socket
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed", "shf"])
-GROUP_TIMEOUT = 120.0
+GROUP_TIMEOUT = 1200.0
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Outcome:
     trace: str = ""
 
 
-def run(size: int, function: Callable[..., Any], *args: Any, seconds: float = 120.0) -> list[Any]:
+def run(size: int, function: Callable[..., Any], *args: Any, seconds: float = 1200.0) -> list[Any]:
     """The values that `function(rank, *args)` returns on each rank; an error on any rank is an error here."""
     outcomes = attempt(size, function, *args, seconds=seconds)
     for rank, outcome in enumerate(outcomes):
@@ -38,14 +39,15 @@ def attempt(
     size: int,
     function: Callable[..., Any],
     *args: Any,
-    seconds: float = 120.0,
+    seconds: float = 1200.0,
     wait_for: Sequence[int] | None = None,
 ) -> list[Outcome | None]:
     """What happened on each rank; None for one that ended (was killed) without a word. Ranks that are not waited for are
     killed once the others are done."""
     queue = _CONTEXT.Queue()
-    port = _free_port()
-    processes = [_CONTEXT.Process(target=_main, args=(rank, size, port, queue, function, args)) for rank in range(size)]
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # on a port that nobody else can take
+    words = (size, store.port, queue, function, args)
+    processes = [_CONTEXT.Process(target=_main, args=(rank, *words)) for rank in range(size)]
     for process in processes:
         process.start()
     outcomes: list[Outcome | None] = [None] * size
@@ -69,12 +71,9 @@ def attempt(
 
 
 def _main(rank: int, size: int, port: int, queue: Any, function: Callable[..., Any], args: Sequence[Any]) -> None:
-    import torch
-    import torch.distributed as dist
-
     torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(size))
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=GROUP_TIMEOUT))
+    store, timeout = dist.TCPStore("127.0.0.1", port), datetime.timedelta(seconds=GROUP_TIMEOUT)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
     try:
         outcome = Outcome(value=function(rank, *args))
     except BaseException as error:
@@ -85,9 +84,3 @@ def _main(rank: int, size: int, port: int, queue: Any, function: Callable[..., A
     queue.close()
     queue.join_thread()
     dist.destroy_process_group()
-
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])

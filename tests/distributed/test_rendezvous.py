@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has 
 def start(store: Store, ranks: list[int], size: int) -> list[str]:
     """All ranks at once, begun in this order; with fewer workers than ranks they would wait for each other."""
     with ThreadPoolExecutor(len(ranks)) as pool:
-        return list(pool.map(lambda rank: agree_on_start(store, rank, size, timeout=60), ranks))
+        return list(pool.map(lambda rank: agree_on_start(store, rank, size, timeout=600), ranks))
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])

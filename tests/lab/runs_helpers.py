@@ -28,7 +28,7 @@ def tiny_experiment(**changes: Any) -> Experiment:
         gradient_batch=16,
         metric="train_squared_error",
         figure="Table 9",
-        minutes=0.1,
+        minutes=1,
         paper={"shf": 0.5},
         settings={"damping": 1.0, "cg_iterations": 3, "curvature_batch": 8},
     )

@@ -10,19 +10,23 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+from helpers import ticking
 from shf.lab import bench, commands
 from shf.lab.bench import CASES, anatomy, judge, measure_cases, memory, peers, report, run, select, speed
 from shf.lab.bench.cases import FEED_FORWARD, MNIST, OTHER, REUTERS, USPS
 from shf.lab.bench.floor import Floor
 from shf.lab.bench.measure import QUICK, Pace, Timing, interleaved
 from shf.lab.bench.targets import SPARSE
+from shf.lab.clock import CLOCKS
 from shf.lab.experiments import ExperimentError
 
 
 @pytest.fixture(scope="module")
 def results():
     in_this_process = [case for case in CASES if not case.startswith(("memory/", "sparse/"))]
-    return measure_cases(in_this_process, quick=True, progress=lambda name: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(CLOCKS, "wall", ticking())
+        return measure_cases(in_this_process, quick=True, progress=lambda name: None)
 
 
 def numbers(tree):
@@ -33,6 +37,7 @@ def numbers(tree):
     return [tree] if isinstance(tree, int | float) else []
 
 
+@pytest.mark.xdist_group("bench")
 def test_every_case_is_measured(results):
     found = {f"{section}/{name}" for section, entries in results["sections"].items() for name in entries}
     assert found == {case for case in CASES if not case.startswith(("memory/", "sparse/"))}
@@ -40,6 +45,7 @@ def test_every_case_is_measured(results):
     assert results["quick"]
 
 
+@pytest.mark.xdist_group("bench")
 def test_the_kinds_of_work_add_up_to_the_step(results):
     for entry in results["sections"]["anatomy"].values():
         assert tuple(entry["shares"]) == anatomy.KINDS
@@ -62,6 +68,7 @@ def test_kinds_of_work(operation, shapes, kind):
     assert anatomy._kind(operation, shapes, sizes={63, 60}) == kind
 
 
+@pytest.mark.xdist_group("bench")
 def test_the_record_survives_json_and_names_machine_and_versions(results):
     assert json.loads(json.dumps(results)) == results
     assert {"processor", "cores", "memory_gib", "threads"} <= set(results["machine"])
@@ -82,6 +89,7 @@ def test_a_step_is_the_second_step_each_time():
     assert infos[0].products == case.cg_iterations + 1
 
 
+@pytest.mark.xdist_group("bench")
 @pytest.mark.parametrize("what", speed.SWEEPS)
 def test_steps_of_a_sweep_do_the_same_work(what, results):
     """Else the exponent would be that of the line search's luck."""
@@ -162,13 +170,14 @@ def test_exponents_are_found():
 def test_absent_peers_are_skipped_visibly(monkeypatch):
     absent = replace(peers.PEERS["soap"], package="no-such-package")
     monkeypatch.setitem(peers.PEERS, "soap", absent)
-    found = peers.seconds_per_epoch(["soap", "adam"], QUICK)
+    found = peers.seconds_per_epoch(["soap", "adam"], replace(QUICK, clock=ticking()))
     assert "no-such-package is not installed" in found["soap"]["skipped"]
     assert found["adam"]["seconds_per_epoch"] > 0
     ((_, _, rows),) = report.tables({"quick": True, "sections": {"peers": found}})
     assert any("not installed" in cell for row in rows for cell in row)
 
 
+@pytest.mark.xdist_group("bench")
 def test_the_terminal_shows_brackets_as_they_are(results, capsys):
     soap = {"peer": "SOAP", "package": None, "setup": "", "skipped": "absent: pip install '.[bench]'"}
     report.show({**results, "sections": {"peers": {"soap": soap}}}, Console(width=300, file=sys.stdout))
@@ -242,6 +251,7 @@ def full(results):
     return {**results, "quick": False, "sections": sections}
 
 
+@pytest.mark.xdist_group("bench")
 def test_targets_are_judged_in_a_full_run_only(results):
     assert judge(results) == []
     targets = {target.name: target for target in judge(full(results))}
@@ -253,6 +263,7 @@ def test_targets_are_judged_in_a_full_run_only(results):
     assert targets[f"step / floor, {USPS.name}"].most == 1.6
 
 
+@pytest.mark.xdist_group("bench")
 def test_the_page_is_filled_in_between_its_marks(results, tmp_path):
     page, record = tmp_path / "page.md", tmp_path / "record.json"
     page.write_text("before\n<!-- bench -->\nold\n<!-- end -->\nafter\n")
@@ -269,6 +280,7 @@ def test_the_page_is_filled_in_between_its_marks(results, tmp_path):
         assert "| sparse against dense, products | 10 × | ≥ 20 | **no** |" in text
 
 
+@pytest.mark.xdist_group("bench")
 def test_a_page_without_marks_is_refused(results):
     with pytest.raises(ValueError, match="0 places for 'bench'"):
         report.fill_in("no marks", results)

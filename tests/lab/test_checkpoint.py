@@ -273,7 +273,7 @@ loaded = store.load_latest()
 print(loaded.path.name, float(loaded.state["x"].sum()), sorted(p.name for p in Path(sys.argv[1]).iterdir()))
 """
     found = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True, timeout=1200
     ).stdout.splitlines()
     assert found[0] == "refused: 27"
     assert found[1] == "iteration-0000000001.ckpt 10.0 ['iteration-0000000001.ckpt']"

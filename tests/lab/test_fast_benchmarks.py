@@ -76,12 +76,13 @@ def test_records_older_than_cg_noise_are_what_the_preset_gives_with_it():
     assert [ends[0][i] for i in common] == [ends[1][i] for i in common]
 
 
+@pytest.mark.usefixtures("ticking")
 def test_opponents_are_tuned_and_the_table_reads_what_was_run(tmp_path, monkeypatch):
-    """Two seeds of the preset on a network of moments, and an opponent that is tuned before it runs."""
+    """Two seeds of the preset on a network of moments, and an opponent that is tuned before it runs; steps of a second."""
     monkeypatch.setattr(experiments, "EXPERIMENTS", {"tiny": tiny_experiment()})
     monkeypatch.setattr(fast, "RESULTS", tmp_path)
     ours, goals = replace(fast.FAST, seeds=(0, 1)), (("train_loss", 100), ("train_loss", -1))
-    group = fast.Group("tiny", "tiny", 0.002, (ours, *fast.tuned("adam")), (), 0.005, goals=goals)
+    group = fast.Group("tiny", "tiny", 30 / 60, (ours, *fast.tuned("adam")), (), tuning=20 / 60, goals=goals)
     assert group.records() == {}
     assert work(list(group.queue()), tmp_path, say=lambda words: None)
     records = group.records()
@@ -90,7 +91,11 @@ def test_opponents_are_tuned_and_the_table_reads_what_was_run(tmp_path, monkeypa
     assert head.count("|") == first.count("|") == second.count("|")
     assert "fast, 2 runs" in first
     assert head.split("|")[-3].strip() == "training loss per case of 100 after, s"
-    assert [cell.strip() for cell in first.split("|")[-3:-1]] == ["0 (0 to 0)", "not in 2 of 2"]
+    assert all(len(record.iterations) == 0 and record.column("elapsed_seconds")[-1] == 30 for record in records[ours])
+    soonest, latest = sorted(record.reached("train_loss", 100) for record in records[ours])
+    assert 0 < soonest < latest < 30
+    words = f"{(soonest + latest) / 2:.0f} ({soonest:.0f} to {latest:.0f})"
+    assert [cell.strip() for cell in first.split("|")[-3:-1]] == [words, "not in 2 of 2"]
     assert first.split("|")[4].strip() == "", "ours is not compared with itself"
     assert second.split("|")[4].strip().endswith(("×", "not in 1 of 1"))
     with (tmp_path / "tiny" / "adam-0" / "metrics.jsonl").open("ab") as file:
@@ -100,7 +105,7 @@ def test_opponents_are_tuned_and_the_table_reads_what_was_run(tmp_path, monkeypa
 
 
 def run(benchmark, out, monkeypatch, *options):
-    arguments = ["--seconds", "0.1", "--tune", "0.01", "--points", "2", "--out", str(out), *options]
+    arguments = ["--seconds", "4", "--tune", "2", "--points", "2", "--out", str(out), *options]
     monkeypatch.setattr(sys, "argv", [benchmark.__name__, *map(str, arguments)])
     benchmark.main()
     return {path.parent.name: read_run(path.parent) for path in out.rglob("run.json")}
@@ -122,6 +127,7 @@ def test_both_solvers_find_the_solution_of_the_damped_system(damping):
         torch.testing.assert_close(solve(J, d, residual, damping, 40), wanted, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.usefixtures("ticking")
 def test_the_contest_of_solvers(tmp_path, monkeypatch):
     records = run(solvers, tmp_path, monkeypatch, "--only", "cg-10", "lsmr-10")
     assert set(records) == {"cg-10-0", "lsmr-10-0"}
@@ -133,6 +139,7 @@ def test_the_contest_of_solvers(tmp_path, monkeypatch):
         assert record.column(solvers.METRIC)[-1] not in starts
 
 
+@pytest.mark.usefixtures("ticking")
 def test_one_preset_over_many_problems(tmp_path, monkeypatch):
     for package in ("sklearn", "prodigyopt", "schedulefree"):
         pytest.importorskip(package)

@@ -22,7 +22,7 @@ CORPUS = Path(__file__).parents[1] / "fuzz" / "corpus"
 SEEDS = seeds()
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", TARGETS)
 def test_the_fuzzers_corpus(name: str) -> None:
     """Inputs that reached new code, and those that once broke a parser. A finding is any other error than the parser's
@@ -47,7 +47,7 @@ def changed(content: bytes) -> Iterator[bytes]:
         yield content[:at]
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", TARGETS)
 def test_well_formed_inputs_with_a_change_anywhere(name: str) -> None:
     """What is well-formed is read; with a change it is refused in the parser's own words, or still is what the parser
@@ -86,7 +86,7 @@ READERS = {
 }
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", READERS)
 def test_a_pipe_that_nobody_writes_to_is_not_waited_for(tmp_path: Path, name: str) -> None:
     """Fails where a file is opened by `path.open`: that waits for ever."""
@@ -96,7 +96,7 @@ def test_a_pipe_that_nobody_writes_to_is_not_waited_for(tmp_path: Path, name: st
         reader(tmp_path / "pipe")
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(600)
 def test_a_pipe_for_a_note_of_the_owner(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / lock.OWNER_FILE)
     assert lock._owner(tmp_path) is None

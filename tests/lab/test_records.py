@@ -294,7 +294,7 @@ def test_hostile_samples_are_refused(tmp_path: Path, name: str) -> None:
 
 
 HOLD = "import sys,time; from pathlib import Path; from shf.lab.lock import locked\n" + (
-    "with locked(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)"
+    "with locked(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(3600)"
 )
 
 

@@ -92,6 +92,8 @@ def _samples(task: str) -> dict[str, Any]:
     shapes = np.zeros((6, 28, 28), np.uint8)
     for i, image in enumerate(shapes):
         image[4 + i : 20, 10:14] = 255
+    if task == "regression":
+        return {"maps": shapes[:2]}
     if task == "autoencoder":
         return {"originals": shapes, "reconstructions": shapes // 2}
     return {"images": shapes, "labels": np.arange(6), "predictions": np.arange(6)[::-1].copy()}
@@ -294,7 +296,7 @@ found = [name for name in sys.modules if name == "torch" or name.startswith("tor
 sys.exit(f"torch was imported: {found[:3]}" if found else 0)
 """
     source = Path(report.__file__).parents[1]
-    subprocess.run([sys.executable, "-c", script, str(source)], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", script, str(source)], check=True, timeout=1200)
 
 
 def test_a_name_from_a_record_stays_inside_the_directory(tmp_path: Path) -> None:
@@ -548,7 +550,7 @@ window.addEventListener("load", () => {
 def browse(profile: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     assert CHROMIUM is not None
     command = [CHROMIUM, *FLAGS, f"--user-data-dir={profile}", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=True)
+    return subprocess.run(command, capture_output=True, text=True, timeout=1200, check=True)
 
 
 @pytest.fixture
@@ -557,6 +559,18 @@ def sample_page(tmp_path: Path) -> Path:
     runs.append(make_run(tmp_path / "classes", task="classifier"))
     report.write_report([read_run(run) for run in runs], tmp_path / "report.html")
     return tmp_path / "report.html"
+
+
+def test_a_map_is_shown_once_and_then_as_each_has_learned_it(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, name, task="regression") for name in ("fast", "adam")]
+    shown = page(*runs)
+    assert [f'alt="the map as learned by {name}"' in shown for name in ("fast", "adam", "nag")] == [True, True, False]
+    assert shown.count("data:image/png") == 3
+
+
+def test_what_the_paper_reports_has_a_column_where_it_reports_something(tmp_path: Path) -> None:
+    assert '<th scope="col">the paper</th>' in page(make_run(tmp_path / "a", "nag"))
+    assert '<th scope="col">the paper</th>' not in page(make_run(tmp_path / "b", "adam"))
 
 
 needs_chromium = pytest.mark.skipif(

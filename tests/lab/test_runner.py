@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import errno
-import itertools
 import json
 import os
 import random
@@ -27,8 +26,9 @@ from runs_helpers import (
     tiny_experiment,
 )
 
+from helpers import ticking
 from realdata import real
-from shf.lab import checkpoint, machine, recorder, runconfig, runner
+from shf.lab import checkpoint, machine, recorder, runner
 from shf.lab.baselines import registry
 from shf.lab.baselines.protocol import MethodSpec
 from shf.lab.baselines.registry import METHODS
@@ -100,8 +100,9 @@ def test_batches_refuse_nonsense() -> None:
 
 def test_the_best_is_over_all_evaluations(tmp_path: Path) -> None:
     """Fails if only whole epochs count: of a run that ends inside its first there would be no best."""
-    timed = dataclasses.replace(tiny_config("adam", batch=1), epochs=None, minutes=1e-9)
-    summary = runner.start(timed, tmp_path / "run").summary
+    timed = dataclasses.replace(tiny_config("adam", batch=1), epochs=None, minutes=1)
+    summary = runner.start(timed, tmp_path / "run", options=runner.RunOptions(clock=ticking(30.0))).summary
+    assert summary["iterations"] == 2
     assert summary["epochs"] == 0
     assert summary["best"] == summary["value"]
 
@@ -165,12 +166,10 @@ def test_rows_can_be_thinned_but_epochs_stay(tmp_path: Path) -> None:
     assert len(found.epochs) == 4
 
 
-def test_rows_between_epochs_where_they_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_between_epochs_where_they_are_asked_for(tmp_path: Path) -> None:
     """Three steps of one second in an epoch, and a row every two seconds."""
-    ticks = itertools.count()
-    monkeypatch.setitem(runconfig.CLOCKS, "processor", lambda: float(next(ticks)))  # type: ignore[attr-defined]
-    config = dataclasses.replace(tiny_config(), clock="processor", evaluate_seconds=2.0)
-    result = runner.start(config, tmp_path)
+    config = dataclasses.replace(tiny_config(), evaluate_seconds=2.0)
+    result = runner.start(config, tmp_path, options=runner.RunOptions(clock=ticking()))
     found = read_run(tmp_path)
     assert found.column("elapsed_seconds").tolist() == [0, 2, 3, 4, 6, 8, 9]
     assert found.column("epoch").tolist() == pytest.approx([0, 2 / 3, 1, 4 / 3, 2, 8 / 3, 3])
@@ -194,10 +193,9 @@ def test_tensorboard_events_hold_the_epochs(tmp_path: Path) -> None:
     assert values == pytest.approx(read_run(tmp_path).column("train_squared_error").tolist(), rel=1e-5)
 
 
-def test_minutes_end_a_run_inside_an_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(runconfig.CLOCKS, "wall", itertools.count(step=0.5).__next__)  # type: ignore[attr-defined]
+def test_minutes_end_a_run_inside_an_epoch(tmp_path: Path) -> None:
     config = dataclasses.replace(tiny_config("adam", batch=1), epochs=None, minutes=30.0 / 60)
-    runner.start(config, tmp_path)
+    runner.start(config, tmp_path, options=runner.RunOptions(clock=ticking(0.5)))
     last = read_run(tmp_path).epochs[-1]
     assert last["elapsed_seconds"] == 30.0
     assert last["iteration"] == 60
@@ -251,9 +249,8 @@ def test_a_record_tells_how_many_processes_there_were(tmp_path: Path) -> None:
     assert ended["command"].startswith("shf run tiny ")
 
 
-def test_seconds_per_epoch_are_those_of_batches_that_grew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(runconfig.CLOCKS, "wall", itertools.count().__next__)  # type: ignore[attr-defined]
-    training = runner.new_training(tiny_config(epochs=2), None)
+def test_seconds_per_epoch_are_those_of_batches_that_grew(tmp_path: Path) -> None:
+    training = runner.new_training(tiny_config(epochs=2), None, clock=ticking())
     for size in (16, 48):
         training.position.batch = size
         while not training.epoch_ended:
@@ -490,8 +487,8 @@ def test_more_epochs_for_a_schedule_that_ends_with_the_run_are_warned_about(tmp_
 
 def test_a_run_stopped_by_the_clock_inside_an_epoch_continues_without_the_extra_row(tmp_path: Path) -> None:
     runner.start(tiny_config("adam", epochs=2, batch=1), tmp_path / "whole")
-    timed = dataclasses.replace(tiny_config("adam", batch=1), epochs=None, minutes=0.02 / 60)
-    assert runner.start(timed, tmp_path / "parts").summary["epochs"] < 2
+    timed = dataclasses.replace(tiny_config("adam", batch=1), epochs=None, minutes=1)
+    assert runner.start(timed, tmp_path / "parts", options=runner.RunOptions(clock=ticking())).summary["epochs"] == 1
     runner.resume(tmp_path / "parts", epochs=2)
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
@@ -515,7 +512,7 @@ from shf.lab import runner
 import torch
 torch.set_num_threads(1)
 home, kills, seed = Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-config = tiny_config(epochs=20)
+config = tiny_config(epochs=12)
 often = runner.RunOptions(checkpoint_seconds=0.0)
 draw = random.Random(seed)
 
@@ -573,7 +570,7 @@ def test_killed_at_random_moments_it_ends_the_same(tmp_path: Path, kills: int, r
     Fails if metrics.jsonl is not cut back to the checkpoint, if a checkpoint is written in place, or if the method's
     state is left out of it. The slow form kills 200 times.
     """
-    runner.start(tiny_config(epochs=20), tmp_path / "whole")
+    runner.start(tiny_config(epochs=12), tmp_path / "whole")
     for number in range(rounds):
         home = tmp_path / f"killed{number}"
         printed = _killed_run(home, kills, seed=random.randrange(1 << 30))

@@ -57,7 +57,7 @@ def test_under_an_address_space_limit():
     """In the end the halved microbatch fits. Fails without `explained_exhaustion` (a bare RuntimeError of the allocator),
     and without the all-or-nothing of the writes (a changed parameter)."""
     command = [sys.executable, "-c", LIMITED, str(Path(__file__).parents[1]), "40"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     lines = done.stdout.splitlines()
     assert lines[0] == "failed None"

@@ -1,6 +1,6 @@
 """A contest: every method gets the same processor time on a task, and every run is recorded. The examples are contests.
 
-Time is processor time of the updates alone (`time.process_time` on one thread), so that a busy machine does not decide
+Time is processor time of the updates alone (on one thread), so that a busy machine does not decide
 who wins; making batches and evaluating are not counted. A run that is recorded already, with the same budget, settings
 and search for a rate, is not made again: a contest can be broken off and started again, or be given further seeds, and
 keeps the rates that it chose.
@@ -8,7 +8,6 @@ keeps the rates that it chose.
 
 import argparse
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,8 @@ from torch import nn
 
 import shf
 from shf.lab import machine
+from shf.lab.clock import CLOCKS, Clock
+from shf.lab.loop import Loop, Report, judged
 from shf.lab.records import METRICS_FILE, RUN_FILE, MetricsFile, RunRecord, read_run, write_run
 from shf.model.network import call_model
 
@@ -95,23 +96,35 @@ def by_gradient(model: nn.Module, loss: Any, optimizer: torch.optim.Optimizer, c
     return step
 
 
-def train(task: Task, method: Method, rate: float, *, seed: int, seconds: float, evaluations: int) -> Iterator[Row]:
+def train(
+    task: Task,
+    method: Method,
+    rate: float,
+    *,
+    seed: int,
+    seconds: float,
+    evaluations: int,
+    clock: Clock | None = None,
+) -> Iterator[Row]:
     """A row of measures at the start and at equal distances until the processor time is spent or the task solved."""
     torch.manual_seed(seed)
     model = task.model()
-    step, spent, updates = method.build(model, rate), 0.0, 0
-    batches = task.batches(method.rows, torch.Generator().manual_seed(seed))
+    step, batches = method.build(model, rate), task.batches(method.rows, torch.Generator().manual_seed(seed))
+    batch = next(batches)
+
+    def one() -> Report:
+        step(*batch)
+        return {}
+
+    loop = Loop(one, clock or CLOCKS["processor"])
     for k in range(evaluations + 1):
-        while spent < seconds * k / evaluations:
-            inputs, targets = next(batches)
-            start = time.process_time()
-            step(inputs, targets)
-            spent += time.process_time() - start
-            updates += 1
-        with getattr(step, "averaged", nullcontext)():
-            row = {"processor_seconds": spent, "updates": updates, **measure(task, model)}
+        for _ in loop.until(lambda spent, k=k: spent.elapsed >= seconds * k / evaluations):  # type: ignore[misc]
+            batch = next(batches)
+        with judged(step):
+            row = {"processor_seconds": loop.spent.elapsed, "updates": loop.spent.iteration, **measure(task, model)}
         yield row
-        if task.solved(row) or not math.isfinite(row[task.tuned_on]):  # a run that diverged does not come back
+        lost = loop.diverged is not None or not math.isfinite(row[task.tuned_on])
+        if lost or task.solved(row):  # a run that diverged does not come back
             return
 
 

@@ -7,6 +7,7 @@ all random generators as they were.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from shf.data.batches import select_rows
 from shf.lab.baselines.protocol import Loss
-from shf.lab.data import Dataset
+from shf.lab.data import Dataset, terrain
 from shf.lab.experiments import Task
 
 _CHUNK = 2000
@@ -37,13 +38,21 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def evaluate(
-    model: nn.Module, loss: Loss, task: Task, inputs: Tensor, targets: Tensor, *, cases: int | None = None
+    model: nn.Module,
+    loss: Loss,
+    task: Task,
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    cases: int | None = None,
+    unit: float = 1.0,
 ) -> dict[str, float]:
     """Loss and errors over the first `cases` cases (all by default), computed in chunks.
 
     Returns:
         ``loss`` (mean per case, no weight decay) and, for a classifier, ``errors`` and ``error_percent``; for an
-        autoencoder, ``squared_error`` and ``half_squared_error``.
+        autoencoder, ``squared_error`` and ``half_squared_error``; for a regression, ``rms_error``, in which 1 of the
+        targets is worth `unit`.
     """
     rows = inputs.shape[0] if cases is None else min(cases, inputs.shape[0])
     total_loss, total = 0.0, 0.0
@@ -52,8 +61,10 @@ def evaluate(
             x, t = select_rows(inputs, chunk), select_rows(targets, chunk)
             z = model(x)
             total_loss += float(loss(z, t)) * len(chunk)
-            total += _wrong(z, t) if task is Task.CLASSIFIER else _squared_error(z, t)
+            total += _ERRORS[task](z, t)
     mean = total / rows
+    if task is Task.REGRESSION:
+        return {"loss": total_loss / rows, "rms_error": unit * math.sqrt(mean)}
     if task is Task.CLASSIFIER:
         return {"loss": total_loss / rows, "errors": total, "error_percent": 100.0 * mean}
     return {"loss": total_loss / rows, "squared_error": mean, "half_squared_error": mean / 2}
@@ -63,17 +74,28 @@ def _wrong(logits: Tensor, targets: Tensor) -> float:
     return float((logits.argmax(1) != targets).sum())
 
 
-def _squared_error(logits: Tensor, targets: Tensor) -> float:
-    return float((logits.sigmoid() - targets).double().square().sum())
+def _restoring(logits: Tensor, targets: Tensor) -> float:
+    return _squared(logits.sigmoid(), targets)
+
+
+def _squared(outputs: Tensor, targets: Tensor) -> float:
+    return float((outputs - targets).double().square().sum())
+
+
+_ERRORS = {Task.CLASSIFIER: _wrong, Task.AUTOENCODER: _restoring, Task.REGRESSION: _squared}
+"""Of some cases, summed."""
 
 
 def samples(model: nn.Module, task: Task, data: Dataset, pixels: Tensor) -> dict[str, NDArray[Any]]:
-    """Images for the report: reconstructions of test cases, or the first test digits that the network gets wrong.
+    """Images for the report: reconstructions of test cases, the first test digits that the network gets wrong, or a map
+    as it is and as it was learned.
 
     Args:
         data: what the network was trained on, images.
         pixels: the test images as ink in [0, 1], before standardisation.
     """
+    if data.whole is not None:
+        return {"maps": _maps(model, data.whole)}
     assert data.image_shape is not None
     with _evaluating(model):
         if task is Task.AUTOENCODER:
@@ -90,6 +112,15 @@ def samples(model: nn.Module, task: Task, data: Dataset, pixels: Tensor) -> dict
         "labels": data.test_targets[rows].numpy().astype(np.int64),
         "predictions": predictions[rows].numpy().astype(np.int64),
     }
+
+
+def _maps(model: nn.Module, whole: Tensor) -> NDArray[np.uint8]:
+    """Every fourth point of the map, and of what the network says: (2, rows, columns), 0 for the lowest."""
+    shape = whole.shape
+    where = torch.from_numpy(terrain.places(shape)).view(*shape, 2)[::4, ::4]
+    with _evaluating(model):
+        both = torch.stack([whole[::4, ::4], model(where.reshape(-1, 2)).view(where.shape[:2])])
+    return _images((both - whole.min()) / (whole.max() - whole.min()), (where.shape[0], where.shape[1]))
 
 
 def _images(rows: Tensor, shape: tuple[int, int]) -> NDArray[np.uint8]:

@@ -20,6 +20,7 @@ METRIC_WORDS = {
     "error_percent": "error, %",
     "squared_error": "error ‖x-x̂‖² per case",
     "half_squared_error": "error ½‖x-x̂‖² per case",
+    "rms_error": "error, m (root mean square)",
     "loss": "loss per case",
 }
 AXES = {

@@ -1,11 +1,10 @@
-"""Measure this machine: what the experiments' first iterations take (remembered for ``shf list``), how many threads help."""
+"""Measure this machine: what the experiments' first iterations take, remembered for ``shf list``."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import math
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +13,8 @@ from filelock import FileLock, Timeout
 
 from shf.lab.configure import Request, configure
 from shf.lab.data import DataError, cache_directory
-from shf.lab.experiments import EXPERIMENTS, Experiment
+from shf.lab.experiments import EXPERIMENTS
 from shf.lab.files import read_at_most, write_atomically
-from shf.lab.problem import build_loss, build_model
 from shf.lab.runner import new_training
 from shf.lab.words import duration
 
@@ -32,29 +30,6 @@ def seconds_per_epoch(experiment: str, data_dir: Path | None = None) -> float:
         for _ in range(_ITERATIONS - 1):
             training.iterate()
     return (training.position.elapsed - warm) / (_ITERATIONS - 1) * training.iterations_per_epoch
-
-
-def fastest_threads(experiment: Experiment, seconds: float = 0.4) -> int:
-    """One thread or torch's own number, whichever takes gradients of the network faster here and now.
-
-    On a machine that others use too, threads that wait for each other can be many times slower than one alone.
-    """
-    threads = torch.get_num_threads()
-    model, loss = build_model(experiment), build_loss(experiment)
-    inputs = torch.rand(200, experiment.sizes[0], generator=torch.Generator().manual_seed(0))
-
-    def gradients_per_second(number: int) -> float:
-        torch.set_num_threads(number)
-        count, started = 0, time.perf_counter()
-        while (elapsed := time.perf_counter() - started) < seconds or count < 3:
-            loss(model(inputs), inputs).backward()
-            count += 1
-        return count / elapsed
-
-    try:
-        return max((1, threads), key=gradients_per_second)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def measure_all(data_dir: Path | None = None) -> Iterator[tuple[str, str]]:

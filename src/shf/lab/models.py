@@ -92,6 +92,17 @@ def autoencoder(encoder_sizes: Sequence[int]) -> Autoencoder:
     return Autoencoder(layers)
 
 
+def regressor(sizes: Sequence[int]) -> nn.Sequential:
+    """A network of tanh units of the given layer sizes, with linear outputs."""
+    _check_sizes("regressor", sizes)
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for k, (n_in, n_out) in enumerate(pairwise(sizes), start=1):
+        layers[f"linear{k}"] = nn.Linear(n_in, n_out)
+        if k < len(sizes) - 1:
+            layers[f"tanh{k}"] = nn.Tanh()
+    return nn.Sequential(layers)
+
+
 def weight_layers(model: nn.Module) -> Iterator[WeightLayer]:
     """The linear layers of a model, from the inputs to the outputs."""
     return (layer for layer in model.modules() if isinstance(layer, WeightLayer))

@@ -15,7 +15,7 @@ from shf.lab.data.sources import Notify, quiet
 from shf.lab.evaluation import evaluate, samples
 from shf.lab.experiments import Experiment, Task
 from shf.lab.initialisation import initialise_
-from shf.lab.models import autoencoder, classifier
+from shf.lab.models import autoencoder, classifier, regressor
 from shf.losses import per_case
 
 
@@ -34,18 +34,20 @@ class Problem:
         """``train_…`` and ``test_…`` loss and errors of the network as it is now."""
         data, task = self.data, self.experiment.task
         cases = self.experiment.evaluation_cases
-        train = evaluate(self.model, self.loss, task, data.train_inputs, data.train_targets, cases=cases)
-        test = evaluate(self.model, self.loss, task, data.test_inputs, data.test_targets, cases=cases)
+        train = evaluate(
+            self.model, self.loss, task, data.train_inputs, data.train_targets, cases=cases, unit=data.unit
+        )
+        test = evaluate(self.model, self.loss, task, data.test_inputs, data.test_targets, cases=cases, unit=data.unit)
         return {f"train_{k}": v for k, v in train.items()} | {f"test_{k}": v for k, v in test.items()}
 
     def samples(self) -> dict[str, Any]:
         """Images for the report (see `shf.lab.evaluation.samples`)."""
-        if self.data.image_shape is None:
+        if self.data.image_shape is None and self.data.whole is None:
             return {}
         return samples(self.model, self.experiment.task, self.data, self._test_pixels())
 
     def _test_pixels(self) -> Tensor:
-        if self.experiment.task is Task.AUTOENCODER:
+        if self.experiment.task is not Task.CLASSIFIER:
             return self.data.test_inputs
         raw = load_data(self.experiment, data_dir=self.data_dir, split=self.split, standardise=False).test_inputs
         return raw / raw.max().clamp_min(1e-12)
@@ -78,6 +80,8 @@ def build_model(experiment: Experiment, *, seed: int = 0, dropout_layers: str = 
     model: nn.Sequential
     if experiment.task is Task.AUTOENCODER:
         model = autoencoder(experiment.sizes)
+    elif experiment.task is Task.REGRESSION:
+        model = regressor(experiment.sizes)
     else:
         model = classifier(
             experiment.sizes,
@@ -97,5 +101,7 @@ def build_model(experiment: Experiment, *, seed: int = 0, dropout_layers: str = 
 
 
 def build_loss(experiment: Experiment) -> Loss:
-    """Cross-entropy per case: of the softmax for classifiers; of the logistic outputs, summed over them, else."""
-    return nn.CrossEntropyLoss() if experiment.task is Task.CLASSIFIER else per_case(nn.BCEWithLogitsLoss())
+    """Cross-entropy per case: of the softmax for classifiers; of the logistic outputs of autoencoders, summed over them.
+    The squared error of a regression."""
+    losses = {Task.CLASSIFIER: nn.CrossEntropyLoss(), Task.AUTOENCODER: per_case(nn.BCEWithLogitsLoss())}
+    return losses.get(experiment.task, nn.MSELoss())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, cast
@@ -18,6 +17,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
 from shf.lab import observer
+from shf.lab.clock import wall
 from shf.lab.observer import Observer, RunResult, Status
 from shf.lab.outlet import Outlet
 from shf.lab.runconfig import RunConfig
@@ -77,9 +77,9 @@ class LineObserver(QuietObserver):
         self._line(f"an epoch takes {seconds_per_epoch:.2g} s here{left}")
 
     def epoch(self, row: Mapping[str, Any], progress: observer.Progress) -> None:
-        if time.monotonic() - self._last < _LINE_SECONDS and progress.fraction < 1.0:
+        if wall() - self._last < _LINE_SECONDS and progress.fraction < 1.0:
             return
-        self._last = time.monotonic()
+        self._last = wall()
         left = f"  {duration(progress.left)} left" if progress.left is not None else ""
         self._line(f"epoch {row['epoch']:g}  {measures(row, self._metric)}  {duration(progress.elapsed)}{left}")
 
@@ -133,8 +133,8 @@ class BarObserver(Observer):
     def epoch(self, row: Mapping[str, Any], progress: observer.Progress) -> None:
         self._latest[self._metric] = row[self._metric]
         self._update(progress)
-        if time.monotonic() - self._last > _REFRESH_SECONDS:
-            self._last = time.monotonic()
+        if wall() - self._last > _REFRESH_SECONDS:
+            self._last = wall()
             self._bar.refresh()
 
     def _update(self, progress: observer.Progress) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import datetime
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from shf.lab.checkpoint import CheckpointStore
+from shf.lab.clock import wall
 from shf.lab.files import write_atomically
 from shf.lab.npz import write_npz
 from shf.lab.observer import Status
@@ -56,7 +56,7 @@ class Recorder:
         self._warn = warn
         self._store = store or CheckpointStore(directory / CHECKPOINTS)
         self._every = checkpoint_seconds
-        self._last = time.monotonic()
+        self._last = wall()
         self._failing: set[str] = set()
         self._best: dict[str, Any] | None = None
         self.warnings: list[str] = list(record.get("warnings") or ())
@@ -84,7 +84,7 @@ class Recorder:
 
     @property
     def checkpoint_due(self) -> bool:
-        return time.monotonic() - self._last >= self._every
+        return wall() - self._last >= self._every
 
     def checkpoint(self, iteration: int, state: Mapping[str, Any]) -> bool:
         """Save the state beside the position of the metrics; False, and a warning, if the disk refuses."""
@@ -97,7 +97,7 @@ class Recorder:
             self._write_record(seal)
 
         saved = self._guarded("the checkpoint", save)
-        self._last = time.monotonic()
+        self._last = wall()
         return saved
 
     def best(self, state: Mapping[str, Any]) -> None:

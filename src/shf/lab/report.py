@@ -251,7 +251,8 @@ def _figure(value: Any, digits: int = 4) -> str:
     x = number(value)
     if not np.isfinite(x):
         return "–"
-    return f"{x:.0f}" if x == int(x) and abs(x) < 1e7 else f"{x:.{digits}g}"
+    whole = x == int(x) or abs(x) >= 10**digits
+    return f"{x:.0f}" if whole and abs(x) < 1e7 else f"{x:.{digits}g}"
 
 
 def _details(run: NamedRun) -> dict[str, Any]:
@@ -274,11 +275,13 @@ def _pairs(mapping: Any) -> list[tuple[str, str]]:
 
 
 def _picture(run: NamedRun) -> dict[str, Any] | None:
-    """Originals above reconstructions, or misclassified digits with what they are and what they were taken for."""
+    """Originals above reconstructions, misclassified digits with what they are and what they were taken for, or a map."""
     found = run.record.samples
     if "originals" in found and "reconstructions" in found:
         pairs = zip(_image_urls(found["originals"]), _image_urls(found["reconstructions"]), strict=False)
         return {"label": run.label, "kind": "autoencoder", "pairs": list(pairs)}
+    if "maps" in found:
+        return {"label": run.label, "kind": "map", "maps": _image_urls(found["maps"], colours="terrain")}
     if {"images", "labels", "predictions"} <= set(found):
         urls = _image_urls(found["images"])
         answers = zip(found["labels"].reshape(-1).tolist(), found["predictions"].reshape(-1).tolist(), strict=False)
@@ -286,12 +289,13 @@ def _picture(run: NamedRun) -> dict[str, Any] | None:
     return None
 
 
-def _image_urls(images: NDArray[Any]) -> list[str]:
-    """Grey images as data URLs, ink dark on light."""
-    return [_image_url(image) for image in images] if images.ndim == 3 and images.dtype == np.uint8 else []
+def _image_urls(images: NDArray[Any], colours: str = "gray_r") -> list[str]:
+    """Images as data URLs, by default grey with ink dark on light."""
+    fit = images.ndim == 3 and images.dtype == np.uint8
+    return [_image_url(image, colours) for image in images] if fit else []
 
 
-def _image_url(image: NDArray[np.uint8]) -> str:
+def _image_url(image: NDArray[np.uint8], colours: str) -> str:
     buffer = io.BytesIO()
-    imsave(buffer, 255 - image, cmap="gray", vmin=0, vmax=255, format="png")
+    imsave(buffer, image, cmap=colours, vmin=0, vmax=255, format="png")
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

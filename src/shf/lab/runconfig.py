@@ -7,11 +7,11 @@ import hashlib
 import json
 import math
 import shlex
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from shf.lab.clock import CLOCKS
 from shf.lab.experiments import Experiment, ExperimentError
 
 _BUDGET = ("epochs", "minutes")
@@ -23,8 +23,6 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("minutes", "evaluate_seconds"), (int, float, type(None))),
     "epochs": (int, type(None)),
 }
-CLOCKS: Mapping[str, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}
-"""What a second is of."""
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from shf import NonFiniteError
 from shf.lab import budget, machine
 from shf.lab.checkpoint import CheckpointStore, Loaded
+from shf.lab.clock import Clock
 from shf.lab.configure import find_method
 from shf.lab.crew import Crew
 from shf.lab.data import Dataset
@@ -43,13 +43,14 @@ RUNS = Path("runs")
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """How a run is carried out; none of it changes its numbers."""
+    """How a run is carried out; none of it changes its numbers. `clock` replaces the one that the configuration names."""
 
     data_dir: Path | None = None
     force: bool = False
     checkpoint_seconds: float = 60.0
     tensorboard: bool = False
     crew: Crew = dataclasses.field(default_factory=Crew)
+    clock: Clock | None = None
 
 
 def fresh_directories(config: RunConfig, below: Path) -> Iterator[Path]:
@@ -104,7 +105,7 @@ def start(
                 f"{directory} holds another run; resume it with `shf resume {shlex.quote(str(directory))}`, "
                 "choose another --out, or replace it with --force"
             )
-        training = new_training(config, options.data_dir, note=observer.note)
+        training = new_training(config, options.data_dir, note=observer.note, clock=options.clock)
         options.crew.lead(training)
         record = _record(config, training.problem.data, options.crew.size)
         recorder = Recorder(
@@ -174,7 +175,7 @@ def _continue(
     observer: Observer,
     options: RunOptions,
 ) -> RunResult:
-    training = new_training(config, options.data_dir, pretrain=loaded is None)
+    training = new_training(config, options.data_dir, pretrain=loaded is None, clock=options.clock)
     options.crew.lead(training)
     _check_same_data(record, training.problem.data)
     if loaded is not None:
@@ -209,20 +210,11 @@ def _train(training: Training, recorder: Recorder, directory: Path, observer: Ob
     """The loop. Ends at the limit, on a signal after the iteration in progress, or when the objective is not finite."""
     first, estimated, status = training.position.iteration, False, Status.FINISHED
     with StopRequest() as stop:
-        while not budget.exhausted(training):
-            try:
-                row = training.iterate()
-            except NonFiniteError as error:
-                observer.warn(str(error))
-                status = Status.DIVERGED
-                break
-            except ValueError as error:  # what can be told only with a batch at hand
-                raise ExperimentError(f"{training.config.method}: {error}") from error
+        for row in training.train(lambda: budget.exhausted(training)):
             if training.position.iteration % training.config.rows_every == 0:
                 recorder.row(row)
             observer.iteration(row, budget.progress(training))
-            if not math.isfinite(float(row["objective"])) and not row.get("skipped"):
-                status = Status.DIVERGED
+            if training.loop.diverged is not None:
                 break
             if training.epoch_ended:
                 _end_epoch(training, recorder, observer)
@@ -236,6 +228,10 @@ def _train(training: Training, recorder: Recorder, directory: Path, observer: Ob
                 break
             if recorder.checkpoint_due:
                 recorder.checkpoint(training.position.iteration, training.state())
+    if training.loop.diverged is not None:
+        status = Status.DIVERGED
+        if training.loop.diverged:
+            observer.warn(training.loop.diverged)
     return _finish(training, recorder, directory, observer, status)
 
 
@@ -274,7 +270,14 @@ def _finish(training: Training, recorder: Recorder, directory: Path, observer: O
     return result
 
 
-def new_training(config: RunConfig, data_dir: Path | None, *, pretrain: bool = True, note: Notify = quiet) -> Training:
+def new_training(
+    config: RunConfig,
+    data_dir: Path | None,
+    *,
+    pretrain: bool = True,
+    note: Notify = quiet,
+    clock: Clock | None = None,
+) -> Training:
     """Data, network (pretrained if asked for) and method, at iteration 0; `note` hears where data are fetched from."""
     problem = build(
         config.experiment,
@@ -300,7 +303,7 @@ def new_training(config: RunConfig, data_dir: Path | None, *, pretrain: bool = T
         method = spec.build(problem.model, problem.loss, _settings(config, problem.data.train_targets.shape[0]))
     except (TypeError, ValueError) as error:
         raise ExperimentError(f"{spec.name} refuses its settings: {error}") from error
-    return Training(config, problem, method, whole_data=spec.reads_batches)
+    return Training(config, problem, method, whole_data=spec.reads_batches, clock=clock)
 
 
 def _settings(config: RunConfig, cases: int) -> dict[str, Any]:

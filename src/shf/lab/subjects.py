@@ -14,7 +14,7 @@ from shf.lab.configure import fixed_settings
 from shf.lab.evaluation import evaluate
 from shf.lab.experiments import Experiment
 from shf.lab.problem import build_loss, build_model, load_data
-from shf.lab.tuning import Budget, Report, Subject, tune
+from shf.lab.tuning import Budget, Subject, Tell, tune
 
 INPUT_DROPOUT = (0.0, 0.1, 0.2, 0.3, 0.5)
 
@@ -28,7 +28,7 @@ def tune_experiment(
     seed: int = 0,
     split: int = 1,
     data_dir: Path | None = None,
-    report: Report | None = None,
+    report: Tell | None = None,
 ) -> Choice:
     """Search the method's grid on an experiment; with `search_dropout` the amount of input dropout too.
 
@@ -58,7 +58,7 @@ def _builder(
     name = _score_name(experiment)
 
     def score(model: nn.Module, inputs: Any, targets: Any) -> float:
-        return evaluate(model, loss, experiment.task, inputs, targets)[name]
+        return evaluate(model, loss, experiment.task, inputs, targets, unit=data.unit)[name]
 
     def build(input_dropout: float | None) -> Subject:
         chosen = experiment if input_dropout is None else experiment.with_options({"input_dropout": input_dropout})

@@ -1,4 +1,4 @@
-"""The loop's body: one iteration, one epoch, and a state from which both continue exactly. No files here.
+"""What a run's loop does: one iteration, one epoch, and a state from which both continue exactly. No files here.
 
 Everything that decides the numbers is in `Training.state`: parameters, the method's state (its generator included), torch's
 global generator (dropout masks of methods that draw from it), and the position. The order of batches is not: it is a pure
@@ -8,21 +8,24 @@ function of seed and epoch.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from shf import NonFiniteError
 from shf.data.batches import select_rows
 from shf.lab.baselines.protocol import Method, gradient_equivalents
 from shf.lab.batches import Batches, batch_rows
 from shf.lab.checkpoint import CheckpointMismatchError
+from shf.lab.clock import CLOCKS, Clock, wall
+from shf.lab.experiments import ExperimentError
+from shf.lab.loop import Loop, Spent, judged
 from shf.lab.problem import Problem
-from shf.lab.runconfig import CLOCKS, RunConfig
+from shf.lab.runconfig import RunConfig
 
 # How an epoch's row sums up the iterations' fields; fields named in neither are averaged.
 _LAST = frozenset({"damping", "cg_decay", "update_scale", "learning_rate", "momentum"})
@@ -30,14 +33,12 @@ _SUM = frozenset({"gradients", "evaluations", "products", "skipped"})
 
 
 @dataclass
-class Position:
+class Position(Spent):
     """How far training is. `index` counts the batches of the epoch in progress, `batch` are their rows where the method
     chooses them itself; `passes` is the cost so far."""
 
     epoch: int = 0
     index: int = 0
-    iteration: int = 0
-    elapsed: float = 0.0
     passes: float = 0.0
     best: float | None = None
     best_epoch: float = 0
@@ -50,7 +51,15 @@ class Position:
 class Training:
     """A problem and the method that solves it, with the position between them."""
 
-    def __init__(self, config: RunConfig, problem: Problem, method: Method, *, whole_data: bool = False) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        problem: Problem,
+        method: Method,
+        *,
+        whole_data: bool = False,
+        clock: Clock | None = None,
+    ) -> None:
         self.config = config
         self.problem = problem
         self.method = method
@@ -59,7 +68,7 @@ class Training:
         self._whole_data = whole_data
         self._cases = problem.data.train_inputs.shape[0]
         self._epoch_rows: tuple[int, int, tuple[Tensor, ...]] | None = None
-        self._seconds = CLOCKS[config.clock]
+        self.loop = Loop(self._step, clock or CLOCKS[config.clock], self.position)
 
     @property
     def iterations_per_epoch(self) -> int:
@@ -69,27 +78,33 @@ class Training:
     def _batch_size(self) -> int:
         return self.position.batch or self.config.batch or self._cases
 
+    def train(self, enough: Callable[[], bool]) -> Iterator[dict[str, Any]]:
+        """Steps of the method, each one's row for the record; the objective of the last may not be finite."""
+        every, before = self.config.evaluate_seconds, self.position.elapsed
+        for report in self.loop.until(lambda _: enough()):
+            at = self.position
+            self.evaluation_due = every is not None and at.elapsed // every > before // every
+            before = at.elapsed
+            spent = {"passes": at.passes, "elapsed_seconds": at.elapsed}
+            yield {"row": "iteration", "iteration": at.iteration, "epoch": at.epoch, **report, **spent}
+
     def iterate(self) -> dict[str, Any]:
-        """One step of the method on the next batch; its row for the record."""
-        at = self.position
-        before, started = at.elapsed, self._seconds()
+        """One step; its row."""
+        return next(self.train(lambda: False))
+
+    def _step(self) -> Mapping[str, float]:
+        """The method's step on the next batch."""
         rows, (inputs, targets) = self._next_batch()
-        report = self.method.step(inputs, targets)
-        at.elapsed += self._seconds() - started
-        at.passes += gradient_equivalents(report) * rows / self._cases
-        at.index += 1
-        at.iteration += 1
+        try:
+            report = self.method.step(inputs, targets)
+        except NonFiniteError:
+            raise
+        except ValueError as error:  # what can be told only with a batch at hand
+            raise ExperimentError(f"{self.config.method}: {error}") from error
+        self.position.passes += gradient_equivalents(report) * rows / self._cases
+        self.position.index += 1
         self._accumulate(report)
-        every = self.config.evaluate_seconds
-        self.evaluation_due = every is not None and at.elapsed // every > before // every
-        return {
-            "row": "iteration",
-            "iteration": at.iteration,
-            "epoch": at.epoch,
-            **report,
-            "passes": at.passes,
-            "elapsed_seconds": at.elapsed,
-        }
+        return report
 
     @property
     def epoch_ended(self) -> bool:
@@ -107,13 +122,12 @@ class Training:
 
     def evaluated(self) -> AbstractContextManager[None]:
         """Inside, the network is what the method would have judged: for one that averages its iterates, the average."""
-        context: AbstractContextManager[None] = getattr(self.method, "averaged", nullcontext)()
-        return context
+        return judged(self.method)
 
     def evaluate(self) -> dict[str, Any]:
         """The row of an epoch as things stand, a fraction of an epoch included. The network is left as it is."""
         at = self.position
-        started = time.perf_counter()
+        started = wall()
         with self.evaluated():
             metrics = self.problem.evaluate()
         at.last = metrics
@@ -125,7 +139,7 @@ class Training:
             **metrics,
             "passes": at.passes,
             "elapsed_seconds": at.elapsed,
-            "evaluation_seconds": time.perf_counter() - started,
+            "evaluation_seconds": wall() - started,
         }
 
     def improves(self, row: Mapping[str, Any]) -> bool:
@@ -179,7 +193,7 @@ class Training:
         try:
             self.problem.model.load_state_dict(state["model"])
             self.method.load_state_dict(state["method"])
-            self.position = Position(**state["position"])
+            self.position = self.loop.spent = Position(**state["position"])
             torch.set_rng_state(state["torch_generator"])
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointMismatchError(f"the checkpoint does not fit the network or method: {error}") from error

@@ -8,14 +8,13 @@ test set.
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from shf import NonFiniteError
 from shf.data.batches import count_rows, select_rows
 from shf.lab.baselines.protocol import Loss, Method, MethodSpec
 from shf.lab.batches import Batches, batch_rows
@@ -23,7 +22,8 @@ from shf.lab.choices import (
     Choice,
     Trial,
 )
-from shf.lab.runconfig import CLOCKS
+from shf.lab.clock import CLOCKS, Clock
+from shf.lab.loop import Loop, Report, Spent, judged
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Subject:
 
 Build = Callable[[float | None], Subject]
 """A subject with this amount of input dropout (None: the experiment's own). Equal calls must give equal subjects."""
-Report = Callable[[int, int, Trial], None]
+Tell = Callable[[int, int, Trial], None]
 """Told after each part of a trial: the rung (from 1), how many trials the rung has, and the trial so far."""
 
 
@@ -107,7 +107,8 @@ def tune(
     held_out: float = 1 / 6,
     keep: int = 3,
     seed: int = 0,
-    report: Report | None = None,
+    report: Tell | None = None,
+    clock: Clock | None = None,
 ) -> Choice:
     """Searches the method's grid, and amounts of input dropout.
 
@@ -121,7 +122,8 @@ def tune(
         held_out: the share of training rows that score the trials.
         keep: one in so many trials goes on to the next rung.
         seed: of batches, held-out rows and the methods' random draws.
-        report: see `Report`.
+        report: see `Tell`.
+        clock: in place of the one that the budget names.
 
     Raises:
         ValueError: if there is nothing to choose between, or an argument is out of range.
@@ -138,7 +140,8 @@ def tune(
         )
     rows = _split(count_rows(build(combinations[0][1]).inputs), held_out, seed)
     given = {**(fixed or {}), **({"seed": seed} if "seed" in spec.defaults else {})}
-    runs = [_Run(spec, build, rows, {**given, **settings}, settings, p, seed) for settings, p in combinations]
+    now = clock or CLOCKS[budget.clock]
+    runs = [_Run(spec, build, rows, {**given, **settings}, settings, p, seed, now) for settings, p in combinations]
     survivors = _halve(runs, budget, keep, report)
     best = min(survivors, key=lambda run: run.score)
     if not math.isfinite(best.score):
@@ -158,7 +161,7 @@ def tune(
     )
 
 
-def _halve(runs: Sequence["_Run"], budget: Budget, keep: int, report: Report | None) -> Sequence["_Run"]:
+def _halve(runs: Sequence["_Run"], budget: Budget, keep: int, report: Tell | None) -> Sequence["_Run"]:
     """Runs all rungs; returns those of the last, with their scores."""
     sizes = _rungs(len(runs), keep)
     for rung, size in enumerate(sizes, start=1):
@@ -213,51 +216,46 @@ class _Run:
     settings: Mapping[str, Any]
     input_dropout: float | None
     seed: int
+    clock: Clock
     scores: list[float | None] = field(default_factory=list)
     score: float = math.inf
     metric: str = ""
-    iterations: int = 0
-    seconds: float = 0.0
-    diverged: bool = False
+    spent: Spent = field(default_factory=Spent)
 
     def __post_init__(self) -> None:
         self._subject: Subject | None = None
         self._method: Method | None = None
-        self._steps: Iterator[float] | None = None
+        self._loop: Loop | None = None
 
     def advance(self, share: Budget) -> None:
         """Trains for one more share of the budget, then scores the network on the held-out rows."""
-        if self._steps is None:
+        if self._loop is None:
             self._begin()
         assert self._subject is not None
-        assert self._steps is not None
-        seconds, iterations, now = 0.0, 0, CLOCKS[share.clock]
-        while not self.diverged and share.covers(seconds, iterations):
-            started = now()
-            try:
-                self.diverged = not math.isfinite(next(self._steps))
-            except NonFiniteError:
-                self.diverged = True
-            seconds, iterations = seconds + now() - started, iterations + 1
-        self.seconds, self.iterations = self.seconds + seconds, self.iterations + iterations
-        self.score = math.inf if self.diverged else self._evaluate(self._subject, self._method)
+        assert self._loop is not None
+        was = replace(self.spent)
+        for _ in self._loop.until(lambda at: not share.covers(at.elapsed - was.elapsed, at.iteration - was.iteration)):
+            pass
+        self.score = math.inf if self._loop.diverged is not None else self._evaluate(self._subject, self._method)
         self.scores.append(self.score if math.isfinite(self.score) else None)
 
     def release(self) -> None:
         """Gives up network and method: the trial is over."""
-        self._subject, self._method, self._steps = None, None, None
+        self._subject, self._method, self._loop = None, None, None
 
     def trial(self) -> Trial:
-        return Trial(dict(self.settings), self.input_dropout, tuple(self.scores), self.iterations, self.seconds)
+        return Trial(
+            dict(self.settings), self.input_dropout, tuple(self.scores), self.spent.iteration, self.spent.elapsed
+        )
 
     def _begin(self) -> None:
         self._subject = self.build(self.input_dropout)
         self.metric = self._subject.metric
         self._method = self.spec.build(self._subject.model, self._subject.loss, self.complete)
-        self._steps = self._train(self._subject, self._method)
+        self._loop = Loop(partial(next, self._steps(self._subject, self._method)), self.clock, self.spent)
 
-    def _train(self, subject: Subject, method: Method) -> Iterator[float]:
-        """Steps without end, each yielding the objective it saw."""
+    def _steps(self, subject: Subject, method: Method) -> Iterator[Report]:
+        """Without end, each yielding its report."""
         size = subject.batch if self.spec.batch == "experiment" else int(self.spec.batch)
         parts = batch_rows(len(self.rows.train), size, seed=self.seed, epoch=0)
         batches = Batches([self.rows.train[part] for part in parts], subject.inputs, subject.targets)
@@ -265,14 +263,14 @@ class _Run:
         subject.model.train()
         while True:
             for inputs, targets in steps:
-                yield method.step(inputs, targets)["objective"]
+                yield method.step(inputs, targets)
             method.next_epoch()
 
     def _evaluate(self, subject: Subject, method: Method | None) -> float:
         """For a method that averages its iterates, the average is scored."""
         rows = self.rows.held_out
         subject.model.eval()
-        with torch.no_grad(), getattr(method, "averaged", nullcontext)():
+        with torch.no_grad(), judged(method):
             score = subject.score(subject.model, select_rows(subject.inputs, rows), select_rows(subject.targets, rows))
         subject.model.train()
         return score if math.isfinite(score) else math.inf

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,10 +28,10 @@ def shares_of_a_step(case: FeedForward, pace: Pace) -> dict[str, Any]:
     step = RepeatedStep(case, problem)
     step()
     step.rewind()
-    begun = time.perf_counter()
+    begun = pace.clock()
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as found:
         step()
-    seconds = time.perf_counter() - begun
+    seconds = pace.clock() - begun
     sizes = {case.parameters, *(p.numel() for p in problem.model.parameters() if p.ndim > 1)}
     spent = dict.fromkeys(KINDS, 0.0)
     for event in found.key_averages(group_by_input_shape=True):
@@ -64,11 +63,11 @@ def compiled_evaluation(case: FeedForward, pace: Pace) -> dict[str, Any]:
 
     torch.compiler.reset()
     plain, compiled = Value(), torch.compile(Value())
-    begun = time.perf_counter()
+    begun = pace.clock()
     try:
         with torch.no_grad():
             compiled()
-            spent = time.perf_counter() - begun
+            spent = pace.clock() - begun
             found = interleaved({"plain": plain, "compiled": compiled}, pace)
     except RuntimeError as error:  # of torch._dynamo, where there is no C++ compiler
         return {"network": case.name, "skipped": f"torch.compile failed: {type(error).__name__}"}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from shf.lab.clock import Clock, wall
+
 Work = Callable[[], object]
-Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Pace:
     repetitions: int = 3
     seconds: float = 10.0
     most: int = 200
-    clock: Clock = field(default=time.perf_counter)
+    clock: Clock = wall
 
 
 QUICK = Pace(quick=True, repetitions=1, seconds=0.0)
@@ -81,8 +81,8 @@ def interleaved(
     for name in tasks:  # once beforehand: memory is touched, caches are filled
         timed(name)
     gc.collect()
-    begun, rounds = time.perf_counter(), 0
-    while rounds < pace.repetitions or (time.perf_counter() - begun < pace.seconds and rounds < pace.most):
+    begun, rounds = pace.clock(), 0
+    while rounds < pace.repetitions or (pace.clock() - begun < pace.seconds and rounds < pace.most):
         for name in tasks:
             seconds[name].append(timed(name))
         rounds += 1

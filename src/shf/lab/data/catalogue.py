@@ -57,9 +57,9 @@ USPS = Collection(
 )
 REUTERS = Collection("reuters", (reuters.FILE,), (HomePage(reuters.HOME),))
 
-CURVES = "curves"  # generated, not fetched
+CURVES, TERRAIN = "curves", "terrain"  # generated, and brought along by matplotlib: not fetched
 COLLECTIONS = {collection.name: collection for collection in (MNIST, USPS, REUTERS)}
-OF_DATASET = {"mnist": "mnist", "mnist-autoencoder": "mnist", "usps": "usps", "reuters": "reuters", "curves": CURVES}
+OF_DATASET = {name: name for name in (*COLLECTIONS, CURVES, TERRAIN)} | {"mnist-autoencoder": "mnist"}
 
 
 def collection_name(dataset: str) -> str:

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from . import curves, mnist, reuters, usps
-from .catalogue import COLLECTIONS, CURVES, MNIST, REUTERS, USPS, Collection, collection_name
+from . import curves, mnist, reuters, terrain, usps
+from .catalogue import COLLECTIONS, CURVES, MNIST, REUTERS, TERRAIN, USPS, Collection, collection_name
 from .errors import DataError, MissingDataError
 from .fetching import find, locate
 from .files import DataFile, sha256
@@ -27,7 +27,9 @@ VARIANCE_FLOOR = 0.01
 class Dataset:
     """Training and test cases, one per row.
 
-    Inputs are float32 (Reuters: sparse CSR); targets are int64 classes, or for autoencoders the inputs themselves.
+    Inputs are float32 (Reuters: sparse CSR); targets are int64 classes, or for autoencoders the inputs themselves, or
+    for a regression numbers with mean 0 and variance 1, of which 1 is worth `unit`; `whole` is all of a map that they
+    are points of.
     """
 
     name: str
@@ -39,6 +41,8 @@ class Dataset:
     classes: int | None
     checksums: Mapping[str, str]  # file -> sha256 of its content; the same wherever the file came from
     note: str
+    unit: float = 1.0
+    whole: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ def load(
     download: bool = True,
     progress: Notify = quiet,
 ) -> Dataset:
-    """A data set by name: mnist, usps, reuters, curves or mnist-autoencoder.
+    """A data set by name: mnist, usps, reuters, curves, terrain or mnist-autoencoder.
 
     Args:
         name: of the data set.
@@ -85,6 +89,8 @@ def load(
         raise ValueError(f"load(seed={seed}): must not be negative")
     if standardise and not digits:
         raise ValueError(f"load({name!r}, standardise=True): only mnist and usps can be standardised")
+    if which == TERRAIN:
+        return _terrain(train or terrain.TRAIN, test or terrain.TEST)
     if which == CURVES:
         found = _read_curves(data_dir, train, test, seed)
     else:
@@ -159,6 +165,20 @@ def _read_curves(data_dir: Path | str | None, cases: int | None, test_cases: int
         checksums = {f"curves/generated/{part}": sha256(x.tobytes()) for part, x in (("train", train), ("test", test))}
         note = f"generated CURVES-like data (seed {seed}): absolute errors are not the paper's"
     return _Arrays((train, None), (test, None), curves.IMAGE_SHAPE, None, checksums, note)
+
+
+def _terrain(train: int, test: int) -> Dataset:
+    whole = terrain.elevations()
+    where = torch.from_numpy(terrain.places(whole.shape))
+    seen, unseen = map(torch.from_numpy, terrain.split(whole.size, train, test))
+    heights = torch.from_numpy(whole)
+    known = heights.reshape(-1)[seen]
+    unit = known.std().item()
+    heights = (heights - known.mean()) / unit
+    targets = heights.reshape(-1, 1)
+    parts = (where[seen], targets[seen], where[unseen], targets[unseen])
+    note = "elevations around the Jacksboro fault (SRTM, 90 m apart); training and test points drawn at random"
+    return Dataset("terrain", *parts, None, None, {terrain.NAME: terrain.SHA256}, note, unit, heights)
 
 
 def standardise_(train: NDArray[np.float32], test: NDArray[np.float32]) -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import curves
-from .catalogue import COLLECTIONS, CURVES, Collection, collection_name
-from .errors import DamagedDataError, MissingDataError, SourceError
+from . import curves, terrain
+from .catalogue import COLLECTIONS, CURVES, TERRAIN, Collection, collection_name
+from .errors import DamagedDataError, DataError, MissingDataError, SourceError
 from .files import DataFile
 from .places import DATA_VARIABLE, cache_directory, data_directory, roots
 from .sources import Notify, quiet
@@ -33,7 +33,11 @@ class DataStatus:
 
 def available(data_dir: Path | str | None = None) -> list[DataStatus]:
     """The state of every data set, its files verified. Nothing is fetched or generated."""
-    return [*(_status(collection, data_dir) for collection in COLLECTIONS.values()), _curves_status(data_dir)]
+    return [
+        *(_status(collection, data_dir) for collection in COLLECTIONS.values()),
+        _curves_status(data_dir),
+        _terrain_status(),
+    ]
 
 
 def fetch(name: str, data_dir: Path | str | None = None, progress: Notify = quiet) -> DataStatus:
@@ -45,6 +49,8 @@ def fetch(name: str, data_dir: Path | str | None = None, progress: Notify = quie
     which = collection_name(name)
     if which == CURVES:
         return _fetch_curves(data_dir, progress)
+    if which == TERRAIN:
+        return _terrain_status()
     collection = COLLECTIONS[which]
     find(collection, data_dir, progress)
     return _status(collection, data_dir)
@@ -129,6 +135,15 @@ def _curves_status(data_dir: Path | str | None) -> DataStatus:
         if path.is_file():
             return DataStatus(CURVES, True, path.parent, path.stat().st_size, source)
     return DataStatus(CURVES, False, None, 0, "generated (CURVES-like) at first use, in seconds")
+
+
+def _terrain_status() -> DataStatus:
+    path = terrain.path()
+    try:
+        terrain.elevations()
+    except DataError as fault:
+        return DataStatus(TERRAIN, False, None, 0, "comes with matplotlib", str(fault))
+    return DataStatus(TERRAIN, True, path.parent, path.stat().st_size, "comes with matplotlib")
 
 
 def _fetch_curves(data_dir: Path | str | None, progress: Notify) -> DataStatus:

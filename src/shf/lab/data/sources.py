@@ -14,13 +14,14 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import time
 import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+from shf.lab.clock import Clock, wall
 
 from . import inert_backend
 from .errors import DamagedDataError, SourceError
@@ -138,9 +139,9 @@ class HomePage:
             yield file, download(file.home, file.size + SLACK)
 
 
-def download(url: str, limit: int, *, seconds: float = DOWNLOAD_SECONDS) -> bytes:
+def download(url: str, limit: int, *, seconds: float = DOWNLOAD_SECONDS, clock: Clock = wall) -> bytes:
     """At most ``limit`` bytes from an http(s) address, within ``seconds``."""
-    deadline = time.monotonic() + seconds
+    deadline = clock() + seconds
     request = urllib.request.Request(url, headers={"User-Agent": "shf"})
     content = bytearray()
     try:
@@ -149,7 +150,7 @@ def download(url: str, limit: int, *, seconds: float = DOWNLOAD_SECONDS) -> byte
                 content += chunk
                 if len(content) > limit:
                     raise SourceError(f"{url}: more than the {limit} bytes expected")
-                if time.monotonic() > deadline:
+                if clock() > deadline:
                     raise SourceError(f"{url}: not finished within {seconds:.0f} s")
     except (OSError, http.client.HTTPException) as fault:  # URLError and TimeoutError are OSErrors
         raise SourceError(f"{url}: {fault}") from fault

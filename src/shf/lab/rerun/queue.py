@@ -6,13 +6,13 @@ Nothing here decides what is run; see `entries`.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from shf.lab import runner
 from shf.lab.choices import read_choices, write_choice
+from shf.lab.clock import Clock, wall
 from shf.lab.configure import configure, find_method
 from shf.lab.experiments import find
 from shf.lab.lock import RunLockedError
@@ -39,6 +39,7 @@ def work(
     data_dir: Path | None = None,
     observer: Observer | None = None,
     say: Say = print,
+    clock: Clock = wall,
 ) -> bool:
     """Goes through the entries in order; returns whether all of them are done.
 
@@ -52,12 +53,13 @@ def work(
         data_dir: where the data are.
         observer: of each run.
         say: is told what happens to each entry.
+        clock: of `minutes`.
     """
-    began, complete = time.monotonic(), True
+    began, complete = clock(), True
     for entry in entries:
         if is_done(entry, root):
             continue
-        if minutes is not None and time.monotonic() - began >= 60 * minutes:
+        if minutes is not None and clock() - began >= 60 * minutes:
             say(f"the {minutes:g} minutes are over before {entry.name}")
             return False
         say(entry.name)
