@@ -159,7 +159,7 @@ def _lower(unit: str) -> Judge:
     return judge
 
 
-_SPLITS = tuple(f"usps/dropout-as-released-split{split}" for split in range(1, 6))
+_SPLITS = tuple(f"usps/dropout-released-weights-split{split}" for split in range(1, 6))
 _SQUARED = "‖x-x̂‖² per training case"
 
 CLAIMS: tuple[Claim, ...] = (
@@ -175,7 +175,7 @@ CLAIMS: tuple[Claim, ...] = (
         "USPS: without dropout SHF overfits",
         "§5.1, in words",
         "less than 0.1 % training error, and a test error above that with dropout",
-        (_SPLITS[0], "usps/plain-as-released-split1"),
+        (_SPLITS[0], "usps/plain-released-weights-split1"),
         _overfits,
         headline=True,
     ),
@@ -209,7 +209,7 @@ CLAIMS: tuple[Claim, ...] = (
         "MNIST, dropout: test errors at epoch 500",
         "107",
         "at most 120",
-        ("mnist/dropout-as-released",),
+        ("mnist/dropout-released-weights",),
         _at_most(120, "errors"),
         headline=True,
     ),
@@ -217,7 +217,7 @@ CLAIMS: tuple[Claim, ...] = (
         "MNIST without dropout: test errors at epoch 500",
         "159",
         "at most 175",
-        ("mnist/plain-as-released",),
+        ("mnist/plain-released-weights",),
         _at_most(175, "errors"),
     ),
     Claim(

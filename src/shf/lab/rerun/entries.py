@@ -73,17 +73,17 @@ def _run(
     )
 
 
-AS_RELEASED = ("initialisation=normalised", "max_norm=fan-in")
+RELEASED_WEIGHTS = ("initialisation=normalised", "max_norm=fan-in")
 """Where the author's program departs from the paper's text: its initial weights, and a bound on the weights' norms."""
 
 
 def _usps() -> Iterator[Run]:
     dropout, plain = "usps-classifier-dropout", "usps-classifier"
     for split in range(1, 6):
-        yield _run(f"usps/dropout-as-released-split{split}", dropout, "shf", *AS_RELEASED, split=split)
+        yield _run(f"usps/dropout-released-weights-split{split}", dropout, "shf", *RELEASED_WEIGHTS, split=split)
     for split in (1, 2):  # what chance does to the same split
-        yield _run(f"usps/dropout-as-released-split{split}-seed1", dropout, "shf", *AS_RELEASED, split=split, seed=1)
-    yield _run("usps/plain-as-released-split1", plain, "shf", *AS_RELEASED, split=1)
+        yield _run(f"usps/dropout-released-weights-split{split}-seed1", dropout, "shf", *RELEASED_WEIGHTS, split=split, seed=1)
+    yield _run("usps/plain-released-weights-split1", plain, "shf", *RELEASED_WEIGHTS, split=1)
     yield _run("usps/dropout-sgd-last-split1", dropout, "dropout-sgd-last", split=1)
     yield _run("usps/dropout-sgd-all-split1", dropout, "dropout-sgd-all", split=1)
     yield _run("usps/dropout-split1", dropout, split=1)
@@ -104,12 +104,12 @@ def _reuters() -> Iterator[Run]:
 def _mnist() -> Iterator[Run | Tuning]:
     """Dropout SGD with the paper's rate, which is too large here, and with one that was searched."""
     plain, dropout = "mnist-classifier", "mnist-classifier-dropout"
-    yield _run("mnist/dropout-as-released", dropout, "shf", *AS_RELEASED)
+    yield _run("mnist/dropout-released-weights", dropout, "shf", *RELEASED_WEIGHTS)
     for method in ("dropout-sgd-last", "dropout-sgd-all"):
         yield _run(f"mnist/{method}", dropout, method, minutes=4, untuned=True)
         yield Tuning(dropout, method, LONG_SEARCH)
         yield _run(f"mnist/{method}-tuned", dropout, method, minutes=20)
-    yield _run("mnist/plain-as-released", plain, "shf", *AS_RELEASED, minutes=40)
+    yield _run("mnist/plain-released-weights", plain, "shf", *RELEASED_WEIGHTS, minutes=40)
 
 
 AUTOENCODER_MINUTES = 20.0
@@ -200,7 +200,7 @@ class Ablated:
 
 
 ABLATED = (
-    Ablated("usps", "usps-classifier-dropout", 50, (25, 250, 1000), AS_RELEASED, split=1),
+    Ablated("usps", "usps-classifier-dropout", 50, (25, 250, 1000), RELEASED_WEIGHTS, split=1),
     Ablated("curves", "curves-demo", 60, (25, 250, 800)),
 )
 

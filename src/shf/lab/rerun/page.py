@@ -209,10 +209,10 @@ class FigureOf:
         return Chart(self.name, self.title, x_label, tuple(series), log_y=True, log_x=self.log_x) if series else None
 
 
-_USPS_LAMBDA = {"usps/dropout-as-released-split1": "with dropout", "usps/plain-as-released-split1": "without dropout"}
+_USPS_LAMBDA = {"usps/dropout-released-weights-split1": "with dropout", "usps/plain-released-weights-split1": "without dropout"}
 _USPS = {
-    "usps/dropout-as-released-split1": "dropout SHF",
-    "usps/plain-as-released-split1": "SHF",
+    "usps/dropout-released-weights-split1": "dropout SHF",
+    "usps/plain-released-weights-split1": "SHF",
     "usps/dropout-sgd-last-split1": "dropout SGD, last",
     "usps/dropout-sgd-all-split1": "dropout SGD, all",
     "usps/dropout-split1": "dropout SHF, sparse N(0,1)",
@@ -224,12 +224,12 @@ _REUTERS = {
     "reuters/plain-damping-0.01": "SHF, λ = 0.01",
 }
 _MNIST = {
-    "mnist/dropout-as-released": "dropout SHF",
-    "mnist/plain-as-released": "SHF",
+    "mnist/dropout-released-weights": "dropout SHF",
+    "mnist/plain-released-weights": "SHF",
     "mnist/dropout-sgd-last-tuned": "dropout SGD, last",
     "mnist/dropout-sgd-all-tuned": "dropout SGD, all",
 }
-_MNIST_LAMBDA = {"mnist/dropout-as-released": "with dropout", "mnist/plain-as-released": "without dropout"}
+_MNIST_LAMBDA = {"mnist/dropout-released-weights": "with dropout", "mnist/plain-released-weights": "without dropout"}
 
 
 _CURVES_MOMENTUM = {
