@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--version", type=int, default=2)
     parser.add_argument("--train", type=int, default=TRAIN)
     parser.add_argument("--test", type=int, default=TEST)
-    parser.add_argument("--most", type=int, default=400, help="iterations of L-BFGS")
+    parser.add_argument("--most", type=int, default=1000, help="iterations of L-BFGS")
     given = parser.parse_args()
     if given.what == "picture":
         picture()

@@ -76,7 +76,7 @@ class Drawing:
 
 DRAWINGS = {
     1: Drawing((6.0, 21.0), ordered=False, curve=_spline, radius=0.85, softness=0.25),
-    2: Drawing((6.4, 20.6), ordered=True, curve=_parabola, radius=0.85, softness=0.14),
+    2: Drawing((6.5, 20.5), ordered=True, curve=_parabola, radius=0.85, softness=0.14),
 }
 """By the generator's version. The first is kept for the records that were made with it."""
 GENERATOR = 2

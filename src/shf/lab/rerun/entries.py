@@ -211,6 +211,8 @@ CURVES_GRIDS: Mapping[str, Mapping[str, tuple[float, ...]]] = {
 def _curves() -> Iterator[Run | Tuning]:
     """All methods for the experiment's epochs; SHF last: with γ shut off when training diverges, and with γ left on."""
     experiment = "curves-autoencoder"
+    check = "learning_rate=0.001"  # whether training and test errors fall together
+    yield _run(f"{experiment}/adam", experiment, "adam", check, epochs=100, untuned=True, clock=CPU)
     for method, grid in CURVES_GRIDS.items():
         with_end = "momentum" in method or method == "nag"
         trial = CURVES_UPDATES * 5 // 6  # on the rows that are not held out
