@@ -1,6 +1,7 @@
 """The queue of runs at the paper's settings, the claims, and the page made from the records."""
 
 import fnmatch
+import json
 import shutil
 import signal
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from runs_helpers import REPOSITORY, assert_same_run, tiny_config, tiny_experiment
+from typer.testing import CliRunner
 
 from shf.lab import experiments, runner
 from shf.lab.configure import Request, configure
@@ -17,10 +19,11 @@ from shf.lab.lock import locked
 from shf.lab.observer import Observer
 from shf.lab.records import RecordError, RunRecord, read_run
 from shf.lab.rerun import queue
+from shf.lab.rerun.__main__ import app
 from shf.lab.rerun.charts import FIGURE_LIST
 from shf.lab.rerun.claims import CLAIMS, Claim, Verdict
 from shf.lab.rerun.entries import ENTRIES, Run, Tuning
-from shf.lab.rerun.judges import final, settled
+from shf.lab.rerun.judges import calmer, competitive, final, settled, vanishes
 from shf.lab.rerun.page import PAGE, write_page
 from shf.lab.rerun.quotes import MARKED, quoted
 
@@ -282,6 +285,34 @@ def test_steady_means_that_every_tenth_is_at_least_that_before():
         assert steady.judge([record("usps", damping=[*falling, *rest])])[1] is verdict
 
 
+@pytest.mark.parametrize(("sgd", "holds"), [((1.0, 1.1), True), ((0.8, 0.9), False)])
+def test_competitive_is_by_the_means_of_groups_and_a_margin(sgd, holds):
+    runs = [record("usps", test_error_percent=[9.0, error]) for error in (1.0, 1.2, *sgd)]
+    words, found = competitive(0.1, "%", (2, 2))(runs)
+    assert found is holds
+    assert words.startswith("1.1 (1.00, 1.20) against ")
+
+
+def test_calmer_looks_from_an_epoch_to_the_end_of_the_shorter_run():
+    short = record("usps", train_error_percent=[9.0, 5.0, 0.1, 0.2])
+    long = record("usps", train_error_percent=[9.0, 0.0, 0.0, 0.3, 7.0])
+    words, holds = calmer("train_error_percent", 2)([short, long])
+    assert holds
+    assert words.startswith("at most 0.2 against up to 0.3 from epoch 2 to 3")
+
+
+@pytest.mark.parametrize(("damping", "holds"), [([1.0, 0.5, 0.1, 0.05], True), ([1.0, 0.04, 0.05, 0.06], False)])
+def test_damping_that_vanishes_is_lowest_late(damping, holds):
+    assert vanishes([record("usps", damping=damping)])[1] is holds
+
+
+def test_equal_time_is_not_compared_across_machines():
+    curves = claim("CURVES: SHF ends below HF")
+    records = {name: record(name, train_squared_error=[9.0, 1.0], elapsed_seconds=[0.0, 9.0]) for name in curves.runs}
+    records[curves.runs[0]].run["machine"] = {"processor": "another"}  # type: ignore[index]
+    assert "different machines" in curves.find(records).earlier
+
+
 # --- numbers in sentences --------------------------------------------------------------------------------------------
 
 TWO_SPLITS = {
@@ -367,6 +398,26 @@ def test_the_page_is_made_from_the_records_and_again_the_same(small_results):
     assert b"`curves-autoencoder/shf`" in first[0]
     assert "| USPS, dropout: mean test error of five splits after 1000 epochs |" in first[1].decode()
     assert first == [path.read_bytes() for path in write_page(root, docs)]
+
+
+def test_the_curves_stand_beside_what_is_published(small_results):
+    root, docs = small_results
+    measured = {
+        "published": {"PCA, 18": 5.9},
+        "figures": {"PCA, 18": 6.0},
+        "off_percent": {"PCA, 18": 1.7},
+        "black": 0.01,
+    }
+    (root / "curves.json").write_text(json.dumps({"version 2": measured}))
+    write_page(root, docs)
+    assert "| PCA, 18 | 5.90 | 6.00 (+1.7 %) |" in (docs / PAGE).read_text(encoding="utf-8")
+
+
+def test_what_stays_undecided_is_said(small_results):
+    root, _ = small_results
+    outcome = CliRunner().invoke(app, ["continue", "mnist/dropout-sgd-all-500", "--minutes", "0", "--root", str(root)])
+    assert outcome.exit_code == 1
+    assert "not decided: MNIST, dropout: test errors at epoch 500" in " ".join(outcome.output.split())
 
 
 def test_a_record_changed_by_hand_is_refused(small_results):
