@@ -1,4 +1,4 @@
-"""What the paper claims, and what the records say about it: data, but for `Claim`. No torch here.
+"""What the paper claims, and what the records say about it: data, but for `Claim`.
 
 A claim is decided by runs that have gone through all their epochs; as long as one of them has not, it is not decided, and
 what there is so far is shown. Where a criterion was changed after records were there, the earlier one is judged too.
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from shf.lab.records import RunRecord
+from shf.lab.rerun.entries import REUTERS_RATES
 from shf.lab.rerun.judges import (
     Judge,
     Records,
@@ -123,6 +124,12 @@ def _verdict(holds: bool) -> Verdict:
 
 SPLITS = tuple(f"usps/dropout-released-weights-split{split}" for split in range(1, 6))
 PLAIN, PLAIN_DECAY = "usps/plain-released-weights-split1", "usps/plain-released-weights-decay-split1"
+REUTERS_SGD = (
+    "reuters/dropout-sgd-last",
+    "reuters/dropout-sgd-last-tuned",
+    *(f"reuters/dropout-sgd-last-rate-{rate}" for rate in REUTERS_RATES),
+)
+"""The paper's rate and schedule, and all rates with schedules fitted to 150 epochs: the best counts, not the chosen."""
 LEVELS = (5.0, 3.0, 2.0, 1.0)
 """Training errors, in percent, at which speeds are compared."""
 
@@ -197,9 +204,9 @@ _REUTERS = (
     Claim(
         "Reuters: SHF without and with dropout trains faster than dropout SGD",
         "Figure 2, in words",
-        "both reach training errors of 5, 3, 2 and 1 % in fewer epochs than tuned dropout SGD",
-        ("reuters/plain-decay", "reuters/dropout", "reuters/dropout-sgd-last-tuned"),
-        sooner_to("train_error_percent", LEVELS),
+        "both reach training errors of 5, 3, 2 and 1 % in fewer epochs than dropout SGD at its best rate for each",
+        ("reuters/plain-decay", "reuters/dropout", *REUTERS_SGD),
+        sooner_to("train_error_percent", LEVELS, 2),
         headline=True,
         earlier=Earlier(
             "both reach in fewer epochs the lowest training error of dropout SGD at the paper's rate, β not decaying",
@@ -210,9 +217,9 @@ _REUTERS = (
     Claim(
         "Reuters: dropout SHF is competitive with dropout SGD",
         "§1, in words",
-        "a test error at most 0.5 points above that of tuned dropout SGD (150 epochs)",
-        ("reuters/dropout", "reuters/dropout-sgd-last-tuned"),
-        competitive(0.5, "%"),
+        "a test error at most 0.5 points above the lowest of dropout SGD at any rate",
+        ("reuters/dropout", *REUTERS_SGD),
+        competitive(0.5, "%", (1,) * (1 + len(REUTERS_SGD))),
     ),
     Claim(
         "Reuters, without dropout: the decay of β stabilises training",

@@ -165,15 +165,17 @@ def sooner(column: str, by: float = 1.0) -> Judge:
     return judge
 
 
-def sooner_to(column: str, levels: Sequence[float]) -> Judge:
-    """Every record but the last reaches every level in fewer epochs than the last one does."""
+def sooner_to(column: str, levels: Sequence[float], ours: int) -> Judge:
+    """The first records, so many, reach every level in fewer epochs than the quickest of the others does."""
 
     def judge(records: Sequence[RunRecord]) -> tuple[str, bool]:
         words, holds = [], True
         for level in levels:
-            *ours, other = [epochs_to(record, column, level) for record in records]
-            holds = holds and all(epochs < other for epochs in ours)
-            words.append(f"to {level:g}: {' and '.join(map(_epochs_words, ours))}, against {_epochs_words(other)}")
+            needed = [epochs_to(record, column, level) for record in records]
+            best = min(needed[ours:])
+            holds = holds and all(epochs < best for epochs in needed[:ours])
+            shown = " and ".join(map(_epochs_words, needed[:ours]))
+            words.append(f"to {level:g}: {shown}, against {_epochs_words(best)}")
         return f"{'; '.join(words)} ({metric_words(column)})", holds
 
     return judge
