@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
+import io
 import os
 import struct
 import tracemalloc
@@ -17,6 +19,8 @@ from realdata import DATA, real
 from shf.lab.data import DamagedDataError, DataError, MissingDataError, curves, load, usps
 from shf.lab.data.catalogue import MNIST
 from shf.lab.data.datasets import standardise_
+from shf.lab.data.errors import SourceError
+from shf.lab.data.original import fetch_original
 
 
 @pytest.fixture(autouse=True)
@@ -168,26 +172,52 @@ class TestReuters:
         assert (data.train_inputs.shape[0], len(data.train_targets), data.test_inputs.shape[0]) == (100, 100, 50)
 
 
+def packed(train: np.ndarray, test: np.ndarray) -> bytes:
+    """A file like the original's."""
+    file = io.BytesIO()
+    scipy.io.savemat(file, {"bdata": train, "bdatatest": test})
+    return file.getvalue()
+
+
 class TestCurves:
-    def test_drawing_against_the_definition(self) -> None:
+    def test_the_first_version_against_its_definition(self) -> None:
         """A natural cubic spline written out for three points, and every distance, in float64."""
         points = np.random.default_rng(3).uniform(6, 21, size=(5, 3, 2))
         t = np.linspace(0, 1, 60)[:, None]
-        pixels = np.stack(np.meshgrid(np.arange(28), np.arange(28)), axis=-1).reshape(784, 1, 2)
-        for (a, b, c), image in zip(points, curves.draw(points), strict=True):
+        for (a, b, c), image in zip(points, curves.draw(points, version=1), strict=True):
             bend = 6 * (a - 2 * b + c)  # second derivative at t = ½; it is 0 at both ends
             left = a + (b - a) * 2 * t + bend / 3 * (t**3 - t / 4)
             right = c + (b - c) * 2 * (1 - t) + bend / 3 * ((1 - t) ** 3 - (1 - t) / 4)
-            samples = np.where(t <= 0.5, left, right)
-            distance = np.linalg.norm(pixels - samples, axis=-1).min(axis=1)
-            np.testing.assert_allclose(image, 1 / (1 + np.exp((distance - 0.85) / 0.25)), atol=1e-5)
+            self.compare(image, np.where(t <= 0.5, left, right), 0.85, 0.25)
+
+    def test_the_second_version_against_its_definition(self) -> None:
+        """A quadratic Bézier curve whose control point lies a fifth beyond b."""
+        points = np.random.default_rng(3).uniform(6, 21, size=(5, 3, 2))
+        t = np.linspace(0, 1, 60)[:, None]
+        for (a, b, c), image in zip(points, curves.draw(points), strict=True):
+            control = (a + c) / 2 + 1.2 * (b - (a + c) / 2)
+            samples = (1 - t) ** 2 * a + 2 * t * (1 - t) * control + t**2 * c
+            self.compare(image, samples, curves.DRAWINGS[2].radius, curves.DRAWINGS[2].softness)
+
+    def compare(self, image: np.ndarray, samples: np.ndarray, radius: float, softness: float) -> None:
+        pixels = np.stack(np.meshgrid(np.arange(28), np.arange(28)), axis=-1).reshape(784, 1, 2)
+        distance = np.linalg.norm(pixels - samples, axis=-1).min(axis=1)
+        np.testing.assert_allclose(image, 1 / (1 + np.exp((distance - radius) / softness)), atol=1e-4)
+
+    def test_a_curve_goes_from_its_uppermost_point_to_its_lowest(self) -> None:
+        stream = np.random.default_rng
+        first, second = (curves.control_points(50, stream(1), version) for version in (1, 2))
+        assert (np.diff(second[:, :, 1], axis=1) >= 0).all()
+        assert not (np.diff(first[:, :, 1], axis=1) >= 0).all()
 
     def test_calibration(self) -> None:
-        """18 principal components leave 5.9 to 6.2 squared error per case (5.90 is published for the original)."""
-        images = curves.generate(4000, 1)[0].astype(np.float64)
-        centred = images - images.mean(axis=0)
-        left = np.linalg.eigvalsh(centred.T @ centred / len(images))[:-18].sum()
-        assert 5.9 < left < 6.2
+        """18 principal components leave within 5 % of the 5.90 that is published for the original's test images."""
+        train, test = curves.generate(8000, 2000)
+        assert abs(curves.pca_left(train, test) / 5.90 - 1) < 0.05
+
+    def test_the_first_version_stays_as_it_was(self) -> None:
+        images = curves.generate(4000, 1, version=1)[0]
+        assert 5.9 < curves.pca_left(images, images) < 6.2
 
     def test_deterministic_and_nested(self) -> None:
         train, test = curves.generate(60, 40, seed=5)
@@ -251,6 +281,32 @@ class TestCurves:
         np.testing.assert_allclose(data.test_inputs, bdatatest, rtol=1e-6)
         assert data.note == "the original CURVES"
         assert len(data.checksums[curves.ORIGINAL]) == 64
+
+    def test_the_original_is_fetched_checked_and_kept(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Images of the same kind stand for it; others, fewer, or none at its home are refused and leave nothing."""
+        monkeypatch.setattr(curves, "TRAIN", 900)
+        monkeypatch.setattr(curves, "TEST", 300)
+        train, test = curves.generate(900, 300)
+        monkeypatch.setattr(curves, "PCA_LEFT", curves.pca_left(train, test))
+        heard: list[str] = []
+        for bad in ((train[:800], test), (train, 0.5 * test), (train, train[:300] * 0 + 0.5)):
+            content = packed(*bad)
+            with pytest.raises(DamagedDataError, match="the original"):
+                fetch_original(heard.append, get=lambda url, limit, content=content: content)
+            assert not (cache / curves.ORIGINAL).exists()
+        content = packed(train, test)
+        path = fetch_original(heard.append, get=lambda url, limit: content)
+        assert path == cache / curves.ORIGINAL
+        assert heard[-1] == f"sha256 {hashlib.sha256(content).hexdigest()}"
+        assert load("curves").checksums == {curves.ORIGINAL: hashlib.sha256(content).hexdigest()}
+
+    def test_an_original_that_cannot_be_reached(self, cache: Path) -> None:
+        def unreachable(url: str, limit: int) -> bytes:
+            raise SourceError(f"{url}: no route")
+
+        with pytest.raises(MissingDataError, match=r"could not be fetched: .*no route"):
+            fetch_original(lambda _: None, get=unreachable)
+        assert not (cache / curves.ORIGINAL).exists()
 
     @pytest.mark.parametrize(
         "variables",

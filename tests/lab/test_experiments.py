@@ -123,11 +123,11 @@ def test_a_configuration_survives_json() -> None:
 def test_the_command_names_what_was_tuned(tmp_path: Path) -> None:
     """Fails where it relies on the file of tuned settings of whoever types it."""
     choices = REPOSITORY / "results" / "paper" / "tuned.json"
-    tuned = configure.configure(Request("curves-autoencoder", "nag", minutes=5, threads=1), choices=choices)
+    tuned = configure.configure(Request("mnist-autoencoder", "nag", minutes=5, threads=1), choices=choices)
     words = shlex.split(tuned.command())
     options = tuple(word for before, word in pairwise(words) if before == "--set")
     assert dict(option.split("=") for option in options).keys() == tuned.tuning["settings"].keys()
-    again = Request("curves-autoencoder", "nag", minutes=5, threads=1, options=options)
+    again = Request("mnist-autoencoder", "nag", minutes=5, threads=1, options=options)
     assert configure.configure(again, choices=tmp_path / "none.json").settings == tuned.settings
 
 

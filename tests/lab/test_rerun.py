@@ -1,14 +1,17 @@
 """The queue of runs at the paper's settings, the claims, and the page made from the records."""
 
 import fnmatch
+import json
 import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from runs_helpers import REPOSITORY, assert_same_run, tiny_config, tiny_experiment
+from typer.testing import CliRunner
 
 from shf.lab import experiments, runner
 from shf.lab.configure import Request, configure
@@ -16,9 +19,12 @@ from shf.lab.lock import locked
 from shf.lab.observer import Observer
 from shf.lab.records import RecordError, RunRecord, read_run
 from shf.lab.rerun import queue
-from shf.lab.rerun.claims import CLAIMS, Claim, Verdict, final
+from shf.lab.rerun.__main__ import app
+from shf.lab.rerun.charts import FIGURE_LIST
+from shf.lab.rerun.claims import CLAIMS, Claim, Verdict
 from shf.lab.rerun.entries import ENTRIES, Run, Tuning
-from shf.lab.rerun.page import FIGURE_LIST, PAGE, write_page
+from shf.lab.rerun.judges import calmer, competitive, final, settled, vanishes
+from shf.lab.rerun.page import PAGE, write_page
 from shf.lab.rerun.quotes import MARKED, quoted
 
 RECORDS, DOCS = REPOSITORY / "results" / "paper", REPOSITORY / "docs"
@@ -60,6 +66,21 @@ def test_a_search_comes_before_the_runs_that_use_it():
         runs = [i for i, request in uses if (request.experiment, request.method) == (experiment, method)]
         assert runs
         assert place < min(runs)
+
+
+def test_trials_that_all_train_in_full_make_one_rung(monkeypatch, tmp_path):
+    asked: list[Any] = []
+    monkeypatch.setattr(queue, "tune_experiment", lambda *args, **options: asked.append((args, options)))
+    monkeypatch.setattr(queue, "write_choice", lambda *_: None)
+    (entry, *_) = [
+        e for e in ENTRIES if isinstance(e, Tuning) and e.name == "tune usps-classifier-dropout dropout-sgd-last"
+    ]
+    queue._tune(entry, tmp_path, None)
+    ((experiment, spec), options) = asked[0]
+    assert experiment.initialisation == "normalised"
+    assert spec.grid == {"learning_rate": (10.0, 3.0, 1.0, 0.3), "rate_decay": (0.993,), "momentum_epochs": (150,)}
+    assert options["keep"] == 4
+    assert options["budget"].iterations == 4 * 300 * 67
 
 
 # --- queue -----------------------------------------------------------------------------------------------------------
@@ -106,6 +127,16 @@ def test_a_run_that_is_given_more_goes_on(entries, tmp_path):
     assert read_run(tmp_path / "tiny/1").run["summary"]["epochs"] == 4
 
 
+def test_a_run_of_minutes_goes_on_when_it_is_asked_for_epochs(entries, tmp_path):
+    """Fails if a run that its minutes ended is done although its claim asks for more epochs."""
+    hasty = replace(entries[0], request=replace(entries[0].request, epochs=None, minutes=1e-9))
+    assert queue.work([hasty], tmp_path, say=silent)
+    assert queue.is_done(hasty, tmp_path)
+    assert not queue.is_done(entries[0], tmp_path)
+    assert queue.work(entries[:1], tmp_path, say=silent)
+    assert read_run(tmp_path / "tiny/0").run["summary"]["epochs"] == 3
+
+
 def test_an_interrupted_record_without_checkpoints_is_left_as_it_is(entries, tmp_path):
     queue.work(entries, tmp_path, observer=Interrupts(), say=silent)
     shutil.rmtree(tmp_path / "tiny/0/checkpoints")
@@ -113,6 +144,7 @@ def test_an_interrupted_record_without_checkpoints_is_left_as_it_is(entries, tmp
     heard: list[str] = []
     assert not queue.work(entries, tmp_path, say=heard.append)
     assert "tiny/0 is left as it is: its record is here and its checkpoints are not" in heard
+    assert queue.lacking_checkpoints(entries, tmp_path) == ["tiny/0"]
     assert (tmp_path / "tiny/0/metrics.jsonl").read_bytes() == before
     assert queue.is_done(entries[1], tmp_path)
 
@@ -202,15 +234,85 @@ def test_a_run_that_its_minutes_ended_before_the_experiments_epochs_decides_noth
 )
 def test_damping_that_falls_and_rises(damping, verdict):
     falls = claim("USPS, dropout: λ")
-    assert falls.find({falls.runs[0]: record(falls.runs[0], damping=damping)}).verdict == verdict
+    assert falls.find({name: record(name, damping=damping) for name in falls.runs}).verdict == verdict
 
 
-@pytest.mark.parametrize(("ours", "verdict"), [([5.0, 1.0, 0.5], "reproduced"), ([5.0, 4.0, 2.0], "not reproduced")])
-def test_sooner_means_in_fewer_epochs(ours, verdict):
+@pytest.mark.parametrize(
+    ("ours", "verdict"),
+    [
+        ([9.0, 0.5, 0.5, 0.5], "reproduced"),
+        ([9.0, 6.0, 0.5, 0.5], "not reproduced"),  # later to 5 %, sooner to all below
+        ([9.0, 2.5, 1.5, 1.5], "not reproduced"),  # never at 1 %
+    ],
+)
+def test_faster_means_in_fewer_epochs_at_every_level(ours, verdict):
     reuters = claim("Reuters: SHF")
-    columns = dict(zip(reuters.runs, (ours, [5.0, 1.5, 1.0], [5.0, 3.0, 2.0]), strict=True))
+    slow, slower = [9.0, 5.5, 4.5, 0.5], [9.0, 9.0, 9.0, 9.0]
+    others = [slower] * (len(reuters.runs) - 3)
+    columns = dict(zip(reuters.runs, (ours, [9.0, 0.4, 0.4, 0.4], slow, *others), strict=True))
     records = {name: record(name, train_error_percent=column) for name, column in columns.items()}
     assert reuters.find(records).verdict == verdict
+
+
+def test_a_verdict_does_not_hang_on_the_last_epoch():
+    """Fails if a run is judged by its last evaluation: one spike there, and the claim falls."""
+    errors = [9.0] * 90 + [1.0] * 10 + [7.0]
+    long = record("usps", test_error_percent=errors)
+    assert (settled(long), final(long)) == (1.0, 7.0)
+    usps = claim("USPS, dropout: mean")
+    found = usps.find({name: record(name, test_error_percent=errors) for name in usps.runs})
+    assert found.verdict is Verdict.REPRODUCED
+    assert found.earlier.startswith("not reproduced")
+    assert found.ours == "1.00 % ± 0.00 (1.00, 1.00, 1.00, 1.00, 1.00); last epochs 7.00 %"
+
+
+def test_an_earlier_criterion_about_equal_time_needs_no_end():
+    curves = claim("CURVES: SHF ends below HF")
+    times, errors = [0.0, 60.0, 120.0], {"shf": [9.0, 3.0, 1.0], "hf": [9.0, 2.0, 0.5]}
+    records = {
+        name: record(name, "interrupted", train_squared_error=errors[name.split("/")[1]], elapsed_seconds=times)
+        for name in curves.runs
+    }
+    found = curves.find(records)
+    assert found.verdict is Verdict.NOT_DECIDED
+    assert found.earlier == "not reproduced (1 against 0.5 after 2 min)"
+
+
+def test_steady_means_that_every_tenth_is_at_least_that_before():
+    steady = claim("USPS, dropout: λ").earlier
+    assert steady is not None
+    falling, rising = [1.0, *np.linspace(1, 0.4, 20)], list(np.linspace(0.4, 0.8, 80))
+    dented = [*rising[:60], *([0.5] * 20)]
+    for rest, verdict in ((rising, True), (dented, False)):
+        assert steady.judge([record("usps", damping=[*falling, *rest])])[1] is verdict
+
+
+@pytest.mark.parametrize(("sgd", "holds"), [((1.0, 1.1), True), ((0.8, 0.9), False)])
+def test_competitive_is_by_the_means_of_groups_and_a_margin(sgd, holds):
+    runs = [record("usps", test_error_percent=[9.0, error]) for error in (1.0, 1.2, *sgd)]
+    words, found = competitive(0.1, "%", (2, 2))(runs)
+    assert found is holds
+    assert words.startswith("1.1 (1.00, 1.20) against ")
+
+
+def test_calmer_looks_from_an_epoch_to_the_end_of_the_shorter_run():
+    short = record("usps", train_error_percent=[9.0, 5.0, 0.1, 0.2])
+    long = record("usps", train_error_percent=[9.0, 0.0, 0.0, 0.3, 7.0])
+    words, holds = calmer("train_error_percent", 2)([short, long])
+    assert holds
+    assert words.startswith("at most 0.2 against up to 0.3 from epoch 2 to 3")
+
+
+@pytest.mark.parametrize(("damping", "holds"), [([1.0, 0.5, 0.1, 0.05], True), ([1.0, 0.04, 0.05, 0.06], False)])
+def test_damping_that_vanishes_is_lowest_late(damping, holds):
+    assert vanishes([record("usps", damping=damping)])[1] is holds
+
+
+def test_equal_time_is_not_compared_across_machines():
+    curves = claim("CURVES: SHF ends below HF")
+    records = {name: record(name, train_squared_error=[9.0, 1.0], elapsed_seconds=[0.0, 9.0]) for name in curves.runs}
+    records[curves.runs[0]].run["machine"] = {"processor": "another"}  # type: ignore[index]
+    assert "different machines" in curves.find(records).earlier
 
 
 # --- numbers in sentences --------------------------------------------------------------------------------------------
@@ -256,9 +358,10 @@ def test_a_mark_that_cannot_be_read_is_refused(mark, message):
         quoted(f"<!--{mark}-->1<!--/-->", TWO_SPLITS)
 
 
-def test_every_quoted_number_of_the_page_names_an_entry():
+def test_every_quoted_number_of_the_page_names_an_entry_or_a_record_of_the_first_curves():
     marks = [found["mark"] for found in MARKED.finditer((DOCS / PAGE).read_text(encoding="utf-8"))]
-    names = [entry.name for entry in ENTRIES]
+    first = [path.parent.relative_to(RECORDS).as_posix() for path in RECORDS.glob("curves-version-1/*/run.json")]
+    names = [*(entry.name for entry in ENTRIES), *first]
     assert marks
     for mark in marks:
         assert fnmatch.filter(names, mark.split()[1]), mark
@@ -286,11 +389,37 @@ def small_results(tmp_path) -> tuple[Path, Path]:
 def test_the_page_is_made_from_the_records_and_again_the_same(small_results):
     root, docs = small_results
     written = write_page(root, docs)
-    assert [path.name for path in written] == [PAGE, "README.md", "curves.svg", "curves-momentum.svg"]
+    assert [path.name for path in written] == [
+        PAGE,
+        "README.md",
+        "curves.svg",
+        "curves-epochs.svg",
+        "curves-momentum.svg",
+    ]
     first = [path.read_bytes() for path in written]
     assert b"`curves-autoencoder/shf`" in first[0]
     assert "| USPS, dropout: mean test error of five splits after 1000 epochs |" in first[1].decode()
     assert first == [path.read_bytes() for path in write_page(root, docs)]
+
+
+def test_the_curves_stand_beside_what_is_published(small_results):
+    root, docs = small_results
+    measured = {
+        "published": {"PCA, 18": 5.9},
+        "figures": {"PCA, 18": 6.0},
+        "off_percent": {"PCA, 18": 1.7},
+        "black": 0.01,
+    }
+    (root / "curves.json").write_text(json.dumps({"version 2": measured}))
+    write_page(root, docs)
+    assert "| PCA, 18 | 5.90 | 6.00 (+1.7 %) |" in (docs / PAGE).read_text(encoding="utf-8")
+
+
+def test_what_stays_undecided_is_said(small_results):
+    root, _ = small_results
+    outcome = CliRunner().invoke(app, ["continue", "mnist/dropout-sgd-all-500", "--minutes", "0", "--root", str(root)])
+    assert outcome.exit_code == 1
+    assert "not decided: MNIST, dropout: test errors at epoch 500" in " ".join(outcome.output.split())
 
 
 def test_a_record_changed_by_hand_is_refused(small_results):

@@ -191,12 +191,22 @@ def list_data(ctx: typer.Context, as_json: AsJson = False, data_dir: DataDir = N
 
 @data_app.command("get")
 def get_data(
-    name: Annotated[str, typer.Argument(help="See `shf data`.")], data_dir: DataDir = None, quiet: Quiet = False
+    name: Annotated[str, typer.Argument(help="See `shf data`.")],
+    original: Annotated[
+        bool, typer.Option("--original", help="curves: the original file from its public home, not generated images.")
+    ] = False,
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
 ) -> None:
     """Fetch a data set into the user cache, verified."""
-    from shf.lab.data import fetch
+    from shf.lab.data import fetch, fetch_original
 
-    status = fetch(name, data_dir, (lambda _: None) if quiet else (lambda line: typer.echo(line, err=True)))
+    say = (lambda _: None) if quiet else (lambda line: typer.echo(line, err=True))
+    if original:
+        if name != "curves":
+            raise ExperimentError(f"--original is for curves; {name} is always fetched from where it was published")
+        fetch_original(say)
+    status = fetch(name, data_dir, say)
     typer.echo(f"{status.name}: {status.bytes / 1e6:.1f} MB in {status.where}")
 
 

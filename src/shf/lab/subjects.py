@@ -29,10 +29,12 @@ def tune_experiment(
     split: int = 1,
     data_dir: Path | None = None,
     report: Tell | None = None,
+    keep: int = 3,
 ) -> Choice:
     """Search the method's grid on an experiment; with `search_dropout` the amount of input dropout too.
 
     Trials are scored by the experiment's own error on training rows that were held out; the test set is not looked at.
+    One in `keep` trials goes on to the next rung.
     """
     if search_dropout:
         experiment.with_options({"input_dropout": max(INPUT_DROPOUT)})  # where it can have none, this says so at once
@@ -47,6 +49,7 @@ def tune_experiment(
         input_dropout=INPUT_DROPOUT if search_dropout else (),
         seed=seed,
         report=report,
+        keep=keep,
     )
 
 

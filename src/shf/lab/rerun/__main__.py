@@ -25,18 +25,23 @@ def go_on(
     root: Root = RESULTS,
     data_dir: Annotated[Path | None, typer.Option(help="Where the data are.")] = None,
 ) -> None:
-    """Take the queue up where it was. Ctrl-C saves."""
+    """Take the queue up where it was, and say what stays undecided. Ctrl-C saves."""
     from rich.console import Console
 
     from shf.lab.progress import show
     from shf.lab.rerun.entries import ENTRIES
-    from shf.lab.rerun.queue import work
+    from shf.lab.rerun.page import open_claims
+    from shf.lab.rerun.queue import lacking_checkpoints, work
 
     chosen = [entry for entry in ENTRIES if not only or entry.name.startswith(tuple(only))]
     if not chosen:
         raise ExperimentError(f"no entry of the queue begins with {' or '.join(only or ())}")
     console = Console(stderr=True)
     done = work(chosen, root, minutes=minutes, data_dir=data_dir, observer=show(console), say=console.print)
+    for name in lacking_checkpoints(chosen, root):
+        console.print(f"{name} cannot go on here: this machine has its record and not its checkpoints")
+    for words in open_claims(root):
+        console.print(f"not decided: {words}")
     raise typer.Exit(0 if done else 1)
 
 

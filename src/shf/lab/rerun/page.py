@@ -6,8 +6,8 @@ quoted numbers are.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +16,13 @@ from shf.lab.experiments import find
 from shf.lab.figures import metric_words
 from shf.lab.files import write_atomically
 from shf.lab.pages import filled, table
-from shf.lab.plots import Chart, Series, draw
+from shf.lab.plots import draw
 from shf.lab.records import RunRecord
 from shf.lab.report import find_runs, read_verified
-from shf.lab.rerun.claims import CLAIMS, Claim, Records, final, reached
+from shf.lab.rerun.charts import FIGURE_LIST, TABLE_ONE
+from shf.lab.rerun.claims import CLAIMS, Claim, Verdict
 from shf.lab.rerun.entries import ABLATED, Ablated, Tuning
+from shf.lab.rerun.judges import Records, final, reached
 from shf.lab.rerun.quotes import quoted
 from shf.lab.runconfig import RunConfig
 from shf.lab.words import duration
@@ -28,16 +30,6 @@ from shf.lab.words import duration
 PAGE = "results.md"
 FIGURES = Path("figures") / "results"
 CLOCK_WORDS = {"processor": "of one processor", "wall": "by the clock on the wall"}
-TABLE_ONE = {
-    "nag": "NAG",
-    "momentum-0.99": "M(0.99)",
-    "momentum-0.9": "M(0.9)",
-    "sgd": "SGD",
-    "sgd-vi": "SGD-VI",
-    "hf": "HF",
-    "shf": "SHF",
-}
-"""Table 1's methods in its order: our names, and the paper's."""
 
 
 def read_records(root: Path) -> dict[str, RunRecord]:
@@ -50,12 +42,19 @@ def read_records(root: Path) -> dict[str, RunRecord]:
     return {record.directory.relative_to(root).as_posix(): record for record in records if len(record.epochs) > 1}
 
 
+def open_claims(root: Path) -> list[str]:
+    """The claims that the records below the root do not decide."""
+    records = read_records(root)
+    return [claim.words for claim in CLAIMS if claim.find(records).verdict is Verdict.NOT_DECIDED]
+
+
 def write_page(root: Path, docs: Path) -> list[Path]:
     """Replaces the marked parts and numbers of the page and of the README beside its directory, and draws the figures;
     returns what was written."""
     records = read_records(root)
     written = [docs / PAGE, docs.parent / "README.md"]
-    parts = ({name: make(records) for name, make in PARTS.items()}, {"claims": headlines_table(records)})
+    ours = {name: make(records) for name, make in PARTS.items()} | {"generated curves": curves_table(root)}
+    parts = (ours, {"claims": headlines_table(records)})
     pages = [filled(path.read_text(encoding="utf-8"), part) for path, part in zip(written, parts, strict=True)]
     texts = [quoted(page, records) for page in pages]
     for path, text in zip(written, texts, strict=True):
@@ -73,8 +72,15 @@ def write_page(root: Path, docs: Path) -> list[Path]:
 
 
 def claims_table(records: Records) -> str:
-    rows = [(*_claim_cells(claim, records), claim.needs) for claim in CLAIMS]
-    return table(("claim", "paper", "here", "verdict", "counts as reproduced"), rows)
+    """All claims; where there was an earlier criterion, it and what it says stand in the last column."""
+    rows = [(*_claim_cells(claim, records), claim.needs, _earlier(claim, records)) for claim in CLAIMS]
+    return table(
+        ("claim", "paper", "here", "verdict", "counts as reproduced", "earlier criterion, and its verdict"), rows
+    )
+
+
+def _earlier(claim: Claim, records: Records) -> str:
+    return f"{claim.earlier.needs}: {claim.find(records).earlier}" if claim.earlier else ""
 
 
 def headlines_table(records: Records) -> str:
@@ -111,6 +117,21 @@ def table_one(records: Records) -> str:
                 ours = (f"{half:.3g}", f"{whole:.3g}", _what_differs(record))
             rows.append((experiment, label, f"{find(experiment).paper[method]:g}", *ours))
     return table(("experiment", "method", "paper", "here, ½‖x-x̂‖²", "here, ‖x-x̂‖²", "what differs"), rows)
+
+
+def curves_table(root: Path) -> str:
+    """What linear codes leave of the generated curves beside what is published of the original (benchmarks/curves.py)."""
+    path = root / "curves.json"
+    if not path.exists():
+        return "Not measured yet."
+    versions = json.loads(path.read_text(encoding="utf-8"))
+    published = next(iter(versions.values()))["published"]
+    rows: list[tuple[str, ...]] = []
+    for name, original in published.items():
+        cells = (f"{v['figures'][name]:.2f} ({v['off_percent'][name]:+.1f} %)" for v in versions.values())
+        rows.append((name, f"{original:.2f}", *cells))
+    rows.append(("pixels above 0.95", "", *(f"{100 * v['black']:.1f} %" for v in versions.values())))
+    return table(("left of a test image, ‖x-x̂‖²", "original", *versions), rows)
 
 
 def _what_differs(record: RunRecord) -> str:
@@ -175,122 +196,3 @@ PARTS: Mapping[str, Callable[[Records], str]] = {
     "ablations": ablations_table,
     "runs": runs_table,
 }
-
-
-# --- figures ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class FigureOf:
-    """A figure in the paper's form: one column of several records against another."""
-
-    name: str
-    part: str
-    title: str
-    column: str
-    runs: Mapping[str, str]
-    against: str = "epoch"
-    log_x: bool = False
-    dashed: str | None = None
-
-    def chart(self, records: Records) -> Chart | None:
-        """None as long as none of its records is there."""
-        series: list[Series] = []
-        for colour, (name, label) in enumerate(self.runs.items()):
-            record = records.get(name)
-            if record is None:
-                continue
-            x = record.column(self.against)
-            if self.dashed is not None:
-                series.append(Series("", x, record.column(self.dashed), colour, dashed=True))
-            series.append(Series(label, x, record.column(self.column), colour))
-        labels = {"epoch": "epochs", "elapsed_seconds": "seconds of training"}
-        x_label = labels[self.against]
-        return Chart(self.name, self.title, x_label, tuple(series), log_y=True, log_x=self.log_x) if series else None
-
-
-_USPS_LAMBDA = {"usps/dropout-as-released-split1": "with dropout", "usps/plain-as-released-split1": "without dropout"}
-_USPS = {
-    "usps/dropout-as-released-split1": "dropout SHF",
-    "usps/plain-as-released-split1": "SHF",
-    "usps/dropout-sgd-last-split1": "dropout SGD, last",
-    "usps/dropout-sgd-all-split1": "dropout SGD, all",
-    "usps/dropout-split1": "dropout SHF, sparse N(0,1)",
-}
-_REUTERS = {
-    "reuters/plain": "SHF",
-    "reuters/dropout": "dropout SHF",
-    "reuters/dropout-sgd-last": "dropout SGD",
-    "reuters/plain-damping-0.01": "SHF, λ = 0.01",
-}
-_MNIST = {
-    "mnist/dropout-as-released": "dropout SHF",
-    "mnist/plain-as-released": "SHF",
-    "mnist/dropout-sgd-last-tuned": "dropout SGD, last",
-    "mnist/dropout-sgd-all-tuned": "dropout SGD, all",
-}
-_MNIST_LAMBDA = {"mnist/dropout-as-released": "with dropout", "mnist/plain-as-released": "without dropout"}
-
-
-_CURVES_MOMENTUM = {
-    "curves-autoencoder/shf": "SHF, γ set to 0 when training diverges",
-    "curves-autoencoder/shf-momentum-stays": "SHF, γ left on",
-}
-
-
-def _of(experiment: str) -> dict[str, str]:
-    return {f"{experiment}/{method}": label for method, label in reversed(TABLE_ONE.items())}
-
-
-FIGURE_LIST: tuple[FigureOf, ...] = (
-    FigureOf("usps-damping", "classification", "damping λ, USPS", "damping", _USPS_LAMBDA),
-    FigureOf(
-        "usps-error",
-        "classification",
-        "USPS: test error, % (dashed: training)",
-        "test_error_percent",
-        _USPS,
-        dashed="train_error_percent",
-    ),
-    FigureOf(
-        "reuters-error",
-        "classification",
-        "Reuters: training error, % (dashed: test)",
-        "train_error_percent",
-        _REUTERS,
-        dashed="test_error_percent",
-    ),
-    FigureOf("mnist-damping", "classification", "damping λ, MNIST", "damping", _MNIST_LAMBDA),
-    FigureOf(
-        "mnist-error",
-        "classification",
-        "MNIST: test errors (dashed: training)",
-        "test_errors",
-        _MNIST,
-        dashed="train_errors",
-    ),
-    FigureOf(
-        "curves",
-        "autoencoders",
-        "CURVES: training error ‖x-x̂‖² per case",
-        "train_squared_error",
-        _of("curves-autoencoder"),
-        "elapsed_seconds",
-        log_x=True,
-    ),
-    FigureOf(
-        "curves-momentum",
-        "autoencoders",
-        "CURVES at the paper's settings: training error ‖x-x̂‖² per case",
-        "train_squared_error",
-        _CURVES_MOMENTUM,
-    ),
-    FigureOf(
-        "mnist-pixels",
-        "autoencoders",
-        "MNIST: training error ‖x-x̂‖² per case",
-        "train_squared_error",
-        _of("mnist-autoencoder"),
-        "elapsed_seconds",
-    ),
-)

@@ -6,18 +6,20 @@ Nothing here decides what is run; see `entries`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from shf.lab import runner
 from shf.lab.choices import read_choices, write_choice
 from shf.lab.clock import Clock, wall
-from shf.lab.configure import configure, find_method
+from shf.lab.configure import configure, find_method, parse_options
 from shf.lab.experiments import find
 from shf.lab.lock import RunLockedError
 from shf.lab.observer import Observer, Status
-from shf.lab.recorder import holds_run
+from shf.lab.recorder import CHECKPOINTS, holds_run
 from shf.lab.records import read_run_file
 from shf.lab.rerun.entries import Run, Tuning
 from shf.lab.subjects import tune_experiment
@@ -92,12 +94,22 @@ def is_done(entry: Run | Tuning, root: Path) -> bool:
     return record.get("status") in OVER and not _more(entry, record)
 
 
+def lacking_checkpoints(entries: Sequence[Run | Tuning], root: Path) -> list[str]:
+    """The entries that have a record and are to go on, and cannot: their checkpoints are on another machine."""
+    left = [entry for entry in entries if isinstance(entry, Run) and not is_done(entry, root)]
+    there = [entry.name for entry in left if holds_run(root / entry.name)]
+    return [name for name in there if not (root / name / CHECKPOINTS).is_dir()]
+
+
 def _more(entry: Run, record: Mapping[str, Any]) -> dict[str, Any]:
-    """The limits that the entry has now, where its run was given less."""
-    config = record.get("config") or {}
-    limits = {"epochs": entry.request.epochs, "minutes": entry.request.minutes}
-    more = any(limit is not None and (config.get(name) or limit) < limit for name, limit in limits.items())
-    return limits if more and record.get("status") != Status.DIVERGED else {}
+    """The limits that the entry has now, where its run was given less; a run of minutes was given the epochs it made."""
+    config, asked = record.get("config") or {}, entry.request
+    made = config.get("epochs") or (record.get("summary") or {}).get("epochs", 0)
+    short = asked.epochs is not None and made < asked.epochs
+    hasty = asked.minutes is not None and (config.get("minutes") or asked.minutes) < asked.minutes
+    if record.get("status") == Status.DIVERGED or not (short or hasty):
+        return {}
+    return {"epochs": asked.epochs, "minutes": asked.minutes}
 
 
 def _run(entry: Run, root: Path, data_dir: Path | None, observer: Observer | None) -> Status:
@@ -111,10 +123,12 @@ def _run(entry: Run, root: Path, data_dir: Path | None, observer: Observer | Non
 
 
 def _tune(entry: Tuning, root: Path, data_dir: Path | None) -> None:
-    found = tune_experiment(
-        find(entry.experiment),
-        find_method(entry.method),
-        budget=Budget(seconds=60 * entry.minutes, clock="processor"),
-        data_dir=data_dir,
-    )
-    write_choice(found, root / CHOICES)
+    spec, keep = find_method(entry.method), 3
+    if entry.steps is None:
+        budget = Budget(seconds=60 * entry.minutes, clock="processor")
+    else:  # one rung, in which every trial trains in full
+        spec = replace(spec, grid=entry.grid or spec.grid)
+        keep = math.prod(map(len, spec.grid.values()))
+        budget = Budget(iterations=keep * entry.steps)
+    experiment = find(entry.experiment).with_options(parse_options(entry.options))
+    write_choice(tune_experiment(experiment, spec, budget=budget, data_dir=data_dir, keep=keep), root / CHOICES)

@@ -2,7 +2,7 @@
 
 A quoted number stands behind a mark that says where it comes from, invisible on the page itself:
 
-    ends at <!--last usps/dropout-as-released-split1 test_error_percent .2f-->1.13<!--/--> %
+    ends at <!--last usps/dropout-released-weights-split1 test_error_percent .2f-->1.13<!--/--> %
 
 that is: what to take, the record (or several, by a pattern), its column, and the digits. `highest[30:67]` looks only at
 these epochs, the first and the last included. Several records give several numbers, unless what is taken is over all.
