@@ -12,8 +12,8 @@ from pathlib import Path
 from . import curves
 from .errors import DamagedDataError, MissingDataError, SourceError
 from .files import sha256
-from .homepage import download
 from .places import cache_directory
+from .sources import download
 from .storage import exclusive, write_atomic
 
 HOME = "https://www.cs.toronto.edu/~jmartens/digs3pts_1.mat"
