@@ -100,7 +100,7 @@ class Calls:
     Attributes:
         own: calls of functions of shf.
         across: those of them that come from another module of it.
-        frames: the most frames from `step` to a call of autograd, both ends included.
+        frames: the most frames from `step`, which torch wraps, to a call of autograd; both ends included.
         own_frames: those of them that are functions of shf.
     """
 
