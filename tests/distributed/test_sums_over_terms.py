@@ -1,7 +1,6 @@
 """Objectives made of terms on several processes: each gives its own rows of each term."""
 
 import pytest
-import torch
 from torch import nn
 
 import shf
