@@ -120,7 +120,7 @@ def test_info_is_frozen_and_made_of_python_numbers():
     kinds = {field.name: type(getattr(info, field.name)) for field in dataclasses.fields(info)}
     whole = dict.fromkeys(("chosen_iterate", "cg_steps", "evaluations", "failed_trials", "gradients", "products"), int)
     real = ("loss_before", "loss_after", "gradient_norm", "reduction_ratio", "damping", "step_size")
-    absent = dict.fromkeys(("damping_bound", "skipped", "gradient_noise"), type(None))
+    absent = dict.fromkeys(("damping_bound", "skipped", "gradient_noise", "terms"), type(None))
     assert kinds == {**whole, **dict.fromkeys(real, float), "cg_stop": shf.CGStop, "accepted": bool, **absent}
     with pytest.raises(dataclasses.FrozenInstanceError):
         info.damping = 1.0
