@@ -78,17 +78,28 @@ def test_in_the_space_of_rows_the_damping_may_vanish(damping):
 
 
 @pytest.mark.parametrize("shape", [(12, 7), (4, 7)])
-@pytest.mark.parametrize("weights", [0.0, 0.2])
+@pytest.mark.parametrize("weights", [0.0, 0.2, MIXED], ids=["none", "equal", "mixed"])
 def test_one_eigendecomposition_serves_every_damping(shape, weights):
     roots = random_roots(*shape, weights)
     side = SmallSide(roots)
-    B = roots.rows.t() @ roots.rows + weights * torch.eye(7, dtype=torch.float64)
+    B = roots.rows.t() @ roots.rows + torch.diag(torch.as_tensor(weights, dtype=torch.float64).expand(7))
     assert side.largest == pytest.approx(torch.linalg.eigvalsh(B)[-1].item(), rel=1e-10)
-    coordinates = side.of_rows(roots.residual)
+    coordinates = side.of_rows(roots.residual, roots.penalty)
     for damping in (1e-3, 1.0, 50.0):
-        expected = torch.linalg.solve(B + damping * torch.eye(7, dtype=torch.float64), roots.rows.t() @ roots.residual)
+        expected = torch.linalg.solve(B + damping * torch.eye(7, dtype=torch.float64), roots.gradient())
         assert_close(side.solve(coordinates, damping), expected, 1e-9)
         assert side.length(coordinates, damping) == pytest.approx(expected.norm().item(), rel=1e-9)
+
+
+@pytest.mark.parametrize("rows", [4, 30])
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_the_trust_region_takes_weight_decay(rows, everywhere):
+    """To the minimum of f, decay included, by rows and by parameters, on all parameters or on the weights alone."""
+    model = nn.Linear(4, 3).double()
+    groups = [{"params": list(model.parameters()), "weight_decay": 1e-2}] if everywhere else None
+    optimizer = shf.SHF(model, MSE, groups, weight_decay=1e-2, seed=1, **shf.presets.residual)
+    infos = [optimizer.step(*valued(rows)) for _ in range(4)]
+    assert infos[-1].gradient_norm < 1e-9 * infos[0].gradient_norm
 
 
 def test_a_matrix_that_rounding_has_cost_its_definiteness_is_factorised():

@@ -40,25 +40,31 @@ class Roots:
         return self.rows.t() @ (self.rows @ vector) + self.weights * vector
 
 
+@dataclass(frozen=True)
+class Coordinates:
+    """A right-hand side b = R'r + p by eigenvectors: V'b, or in the space of rows U'r, p and U'Rp."""
+
+    own: Tensor
+    penalty: Tensor | None = None
+    across: Tensor | None = None
+
+
 class SmallSide:
     """(B + λI)⁻¹ for any λ from one eigendecomposition, of the smaller of R'R and RR'.
 
-    With V diag(s) V' = R'R + W the solution for b is V (V'b / (s + λ)). In the space of rows, U diag(s) U' = RR', it is
-    R'U (c / (s + λ)) for b = R'Uc: no number is divided by λ alone, so that λ may be as small as rounding allows. There w
-    must be the same for all parameters: it is then a part of λ.
+    With V diag(s) V' = R'R + W the solution for b is V (V'b / (s + λ)). In the space of rows, U diag(s) U' = RR', where w is
+    the same for all parameters and d = λ + w, it is
+
+        p/d + R'U y,   y = (U'r - U'Rp/d) / (s + d)   for b = R'r + p.
+
+    Of R'r no number is divided by λ alone, so that λ may be as small as rounding allows.
     """
 
     def __init__(self, roots: Roots) -> None:
-        self.roots, self.wide = roots, roots.wide
-        R = roots.rows
+        self.roots, R = roots, roots.rows
+        self.wide = roots.wide and not isinstance(roots.weights, Tensor)
         if self.wide:
-            if isinstance(roots.weights, Tensor):
-                raise ValueError(
-                    f"{R.shape[0]} rows and {R.shape[1]} parameters with weight decay on some of them: expected decay on "
-                    "all (parameter groups) or none in the space of rows; use weight_decay=0 or solver='cg'"
-                )
-            self.shift = float(roots.weights)
-            gram = R @ R.t()
+            self.shift, gram = float(roots.weights), R @ R.t()
         else:
             self.shift, gram = 0.0, R.t() @ R
             gram.diagonal().add_(roots.weights)
@@ -72,27 +78,40 @@ class SmallSide:
         """B's largest eigenvalue."""
         return float(self.values[-1]) + self.shift
 
-    def of_rows(self, residual: Tensor, penalty: Tensor | None = None) -> Tensor:
-        """The coordinates of R'r + Wθ, for `solve`."""
-        if self.wide:
-            found = self.vectors.t() @ residual
-            if penalty is not None and self.shift:
-                raise ValueError("weight decay in the space of rows: use weight_decay=0 or solver='cg'")
-            return found
-        b = self.roots.rows.t() @ residual
-        return self.vectors.t() @ (b if penalty is None else b + penalty)
+    def of_rows(self, residual: Tensor, penalty: Tensor | None = None) -> Coordinates:
+        """Of R'r + p, for `solve`; p = Wθ is zero where w is."""
+        if not self.wide:
+            b = self.roots.rows.t() @ residual
+            return Coordinates(self.vectors.t() @ (b if penalty is None else b + penalty))
+        own = self.vectors.t() @ residual
+        if penalty is None:
+            return Coordinates(own)
+        return Coordinates(own, penalty, self.vectors.t() @ (self.roots.rows @ penalty))
 
-    def solve(self, coordinates: Tensor, damping: float) -> Tensor:
+    def _scaled(self, b: Coordinates, d: float) -> Tensor:
+        """V'b / (s + d), or y."""
+        return (b.own if b.across is None else b.own - b.across / d) / (self.values + d)
+
+    def solve(self, b: Coordinates, damping: float) -> Tensor:
         """(B + λI)⁻¹ b."""
-        part = self.vectors @ (coordinates / (self.values + (damping + self.shift)))
-        return self.roots.rows.t() @ part if self.wide else part
+        d = damping + self.shift
+        part = self.vectors @ self._scaled(b, d)
+        if not self.wide:
+            return part
+        found = self.roots.rows.t() @ part
+        return found if b.penalty is None else found.add_(b.penalty, alpha=1 / d)
 
-    def length(self, coordinates: Tensor, damping: float) -> float:
-        """‖(B + λI)⁻¹ b‖, from the coordinates alone."""
-        scaled = coordinates / (self.values + (damping + self.shift))
-        if self.wide:
-            scaled = scaled * self.values.sqrt()
-        return float(torch.linalg.vector_norm(scaled))
+    def length(self, b: Coordinates, damping: float) -> float:
+        """‖(B + λI)⁻¹ b‖, in the space of rows from the coordinates alone."""
+        d = damping + self.shift
+        y = self._scaled(b, d)
+        if not self.wide:
+            return float(torch.linalg.vector_norm(y))
+        found = torch.linalg.vector_norm(y * self.values.sqrt())
+        if b.penalty is None or b.across is None:
+            return float(found)
+        square = found.square() + 2 / d * torch.dot(b.across, y) + torch.dot(b.penalty, b.penalty) / d**2
+        return float(square.clamp_min(0).sqrt())
 
 
 def cholesky(matrix: Tensor) -> Tensor:
