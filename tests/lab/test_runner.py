@@ -28,7 +28,7 @@ from runs_helpers import (
 
 from helpers import ticking
 from realdata import real
-from shf.lab import checkpoint, machine, recorder, runner
+from shf.lab import checkpoint, machine, runner
 from shf.lab.baselines import registry
 from shf.lab.baselines.protocol import MethodSpec
 from shf.lab.baselines.registry import METHODS
@@ -830,7 +830,7 @@ def test_events_that_cannot_be_written_are_done_without(
     tried: list[str] = []
 
     class Writer:
-        def __init__(self, *_: Any) -> None:
+        def __init__(self, *_: Any, **__: Any) -> None:
             self.attempt("the writer")
 
         def add_scalar(self, *_: Any) -> None:
@@ -844,7 +844,7 @@ def test_events_that_cannot_be_written_are_done_without(
             if name == fails:
                 _full_disk()
 
-    monkeypatch.setattr(recorder, "_events", Writer)
+    monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter", Writer)
     watcher = Watcher()
     result = runner.start(tiny_config(), tmp_path, observer=watcher, options=runner.RunOptions(tensorboard=True))
     assert (result.status, result.saved) == (Status.FINISHED, True)
