@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: lock demo test test-slow check bench results results-continue examples docs clean
+.PHONY: lock demo test test-slow check bench results results-continue examples docs docs-version wheel clean
 
 # Everything by hash from requirements.lock; then torch, whose build differs by machine; then this project itself.
 $(STAMP): pyproject.toml constraints.txt requirements.lock
@@ -32,7 +32,7 @@ check: $(STAMP)           ## lint, types, docs, dependencies
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	$(BIN)/python tools/supply.py locked
 	$(BIN)/python tools/supply.py audit
 	$(BIN)/pip-licenses --from=mixed --order=license --partial-match --fail-on='GNU General Public;GPL-;GPLv'
@@ -59,6 +59,13 @@ examples: $(STAMP)        ## the full runs of the examples: hours; those that ar
 
 docs: $(STAMP)            ## serve the documentation locally
 	$(BIN)/mkdocs serve
+
+docs-version: $(STAMP)    ## this version's pages on the branch gh-pages, beside those of other versions: make docs-version VERSION=v0.2.0
+	$(PIP) install 'mike>=2.1,<3'
+	$(BIN)/mike deploy --update-aliases $(VERSION) $(if $(filter v%,$(VERSION)),latest,)
+
+wheel: $(STAMP)           ## sdist and wheel, tried in an empty environment
+	$(BIN)/python tools/wheel.py --tests
 
 clean:
 	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache

@@ -3,11 +3,14 @@
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+
+import shf
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -93,3 +96,22 @@ def test_known_vulnerabilities_are_counted_and_unknown_packages_are_not():
         ' {"name": "b", "version": "2", "vulns": []}, {"name": "c", "skip_reason": "not found"}]}'
     )
     assert supply.vulnerabilities(report) == (["a 1: X-1"], 2)
+
+
+def test_version_and_citation_agree():
+    """Fails if one of the places that name the version is forgotten: a release would say two things."""
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {shf.__version__}\n" in citation
+    assert f"\n## {shf.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_the_sdist_has_the_source_and_no_records(tmp_path):
+    """Fails if the megabytes of results/ go to everyone who installs from source."""
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    made = next(tmp_path.glob("torch_shf-*.tar.gz"))
+    with tarfile.open(made) as sdist:
+        tops = {name.split("/")[1] for name in sdist.getnames()}
+    assert "src" in tops
+    assert not tops & {"results", "benchmarks", "tests", "docs"}
+    assert made.stat().st_size < 1_000_000

@@ -13,7 +13,7 @@ from shf.presets import presets
 from shf.product import gauss_newton_product
 from shf.terms import Term
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "HF",
