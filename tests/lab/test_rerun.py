@@ -54,7 +54,9 @@ def test_every_entry_can_be_configured():
 def test_names_are_unique_and_every_claim_and_figure_names_an_entry():
     names = [entry.name for entry in ENTRIES]
     assert len(set(names)) == len(names)
-    wanted = {run for claim in CLAIMS for run in claim.runs} | {run for figure in FIGURE_LIST for run in figure.runs}
+    wanted = {run for claim in CLAIMS for run in claim.runs} | {
+        run for figures in FIGURE_LIST.values() for figure in figures for run in figure.runs
+    }
     assert wanted <= set(names)
 
 

@@ -43,6 +43,12 @@ class NamedRun:
         return str(self.record.config["experiment"]["metric"])
 
 
+def counterpart(metric: str) -> str:
+    """The same error on the other part of the data: 'test_loss' of 'train_loss'."""
+    part, _, name = metric.partition("_")
+    return f"{'test' if part == 'train' else 'train'}_{name}"
+
+
 def metric_words(metric: str) -> str:
     """'train_squared_error' as 'training error ‖x-x̂‖² per case'."""
     part, _, name = metric.partition("_")
@@ -110,9 +116,8 @@ def charts(runs: Sequence[NamedRun]) -> list[Chart]:
 def _learning_curves(runs: Sequence[NamedRun], axis: str) -> Chart:
     """The judged error as a line, its counterpart on the other part of the data dashed."""
     metric = runs[0].metric
-    part, _, name = metric.partition("_")
-    other = f"{'test' if part == 'train' else 'train'}_{name}"
-    series = [s for run, label in _labelled_once(runs) for s in _pair(run, label, axis, metric, other)]
+    name = metric.partition("_")[2]
+    series = [s for run, label in _labelled_once(runs) for s in _pair(run, label, axis, metric)]
     limits = _without_the_start(series)
     every = np.concatenate([s.y[np.isfinite(s.y) & (s.y > 0)] for s in series] or [np.ones(1)])
     span = limits or ((float(every.min()), float(every.max())) if every.size else (1.0, 1.0))
@@ -143,9 +148,9 @@ def _without_the_start(series: Sequence[Series]) -> tuple[float, float] | None:
     return 0.93 * float(later.min()), 1.08 * float(later.max())
 
 
-def _pair(run: NamedRun, label: str, axis: str, metric: str, other: str) -> Iterator[Series]:
+def _pair(run: NamedRun, label: str, axis: str, metric: str) -> Iterator[Series]:
     x = run.record.column(axis)
-    yield Series("", x, run.record.column(other), run.colour, dashed=True)
+    yield Series("", x, run.record.column(counterpart(metric)), run.colour, dashed=True)
     yield Series(label, x, run.record.column(metric), run.colour)
 
 

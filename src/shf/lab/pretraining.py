@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from shf.lab.baselines.protocol import FRACTION, OwnSettings, at_least, setting
+from shf.component import Component, number, option, whole
 from shf.lab.models import Autoencoder, weight_layers
 
 EpochReport = Callable[[int, int, float], None]
@@ -63,21 +63,21 @@ class Layer:
         return self.visible is Unit.LOGISTIC and self.hidden is Unit.LOGISTIC
 
 
-@dataclass(frozen=True)
-class PretrainingSettings(OwnSettings):
-    """
-    Attributes:
-        epochs: passes over the data, per layer.
-        batch_size: rows of an update.
-        learning_rate: None for the method's own: Adam at 0.001 for denoising; for RBMs SGD at 0.1 between logistic units
-            and 0.001 else.
-        corruption: the probability with which denoising sets an input to 0.
-    """
+@dataclass(frozen=True, kw_only=True)
+class PretrainingSettings(Component):
+    """What both methods leave to choose."""
 
-    epochs: int = setting(10, at_least(1))
-    batch_size: int = setting(100, at_least(1))
-    learning_rate: float | None = setting(None, (lambda v: v is None or v > 0, "above 0, or None"))
-    corruption: float = setting(0.3, FRACTION)
+    epochs: int = option(10, whole(least=1), "passes over the data, per layer.")
+    batch_size: int = option(100, whole(least=1), "rows of an update.")
+    learning_rate: float | None = option(
+        None,
+        number(above=0, words=(None,)),
+        """None for the method's own: Adam at 0.001 for denoising; for RBMs SGD at 0.1 between logistic units and 0.001
+        else.""",
+    )
+    corruption: float = option(
+        0.3, number(least=0, below=1), "the probability with which denoising sets an input to 0."
+    )
 
 
 def pretrain_(

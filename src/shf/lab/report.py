@@ -18,7 +18,7 @@ from markupsafe import Markup
 from matplotlib.image import imsave
 from numpy.typing import NDArray
 
-from shf.lab.figures import NamedRun, charts, is_set, metric_words, named, slug
+from shf.lab.figures import NamedRun, charts, counterpart, is_set, metric_words, named, slug
 from shf.lab.files import write_atomically
 from shf.lab.plots import SERIES_COLOURS, draw, palette_css
 from shf.lab.records import RUN_FILE, RecordError, RunRecord, number, read_run
@@ -149,11 +149,8 @@ def _evaluated(records: Sequence[RunRecord]) -> str:
 def _columns(runs: Sequence[NamedRun]) -> list[str]:
     """The judged error first, then the same in the other unit and on the other part of the data."""
     metric = runs[0].metric
-    part, _, name = metric.partition("_")
-    other = "test" if part == "train" else "train"
-    if name == "squared_error":
-        return [metric, f"{part}_half_squared_error", f"{other}_squared_error"]
-    return [metric, f"{other}_{name}"]
+    halved = [metric.replace("squared", "half_squared")] if metric.partition("_")[2] == "squared_error" else []
+    return [metric, *halved, counterpart(metric)]
 
 
 def _rows(runs: Sequence[NamedRun], columns: Sequence[str]) -> Iterator[dict[str, Any]]:

@@ -6,40 +6,24 @@ from typing import Any
 import torch
 from torch import nn
 
+from shf.component import Component, number, option, whole
 from shf.lab.baselines.objective import OnObjective, TrainingObjective
-from shf.lab.baselines.protocol import (
-    ABOVE_0,
-    FRACTION,
-    Loss,
-    MethodSpec,
-    OwnSettings,
-    Settings,
-    at_least,
-    costs,
-    setting,
-)
+from shf.lab.baselines.protocol import Loss, MethodSpec, Settings, costs, defaults_of
 from shf.lab.models import incoming_weights, weight_layers
 
 
-@dataclass(frozen=True)
-class DropoutSGDSettings(OwnSettings):
-    """The schedules, by epoch e counted from 0.
+@dataclass(frozen=True, kw_only=True)
+class DropoutSGDSettings(Component):
+    """The schedules, by epoch e counted from 0."""
 
-    Attributes:
-        learning_rate: a_0; a_e = a_0 · rate_decay^e.
-        rate_decay: per epoch.
-        first_momentum: p at epoch 0.
-        last_momentum: p from epoch `momentum_epochs` on; linear between.
-        momentum_epochs: how many epochs p rises.
-        max_norm: the bound on each unit's *squared* incoming norm; None for no bound.
-    """
-
-    learning_rate: float = setting(10.0, ABOVE_0, grid=(30.0, 10.0, 3.0, 1.0, 0.3, 0.1))
-    rate_decay: float = setting(0.998, (lambda v: 0 < v <= 1, "in (0, 1]"))
-    first_momentum: float = setting(0.5, FRACTION)
-    last_momentum: float = setting(0.99, FRACTION)
-    momentum_epochs: int = setting(500, at_least(1))
-    max_norm: float | None = setting(15.0, (lambda v: v is None or v > 0, "above 0, or None"))
+    learning_rate: float = option(10.0, number(above=0), "a_0; a_e = a_0 · rate_decay^e.")
+    rate_decay: float = option(0.998, number(above=0, most=1), "of the learning rate, per epoch.")
+    first_momentum: float = option(0.5, number(least=0, below=1), "p at epoch 0.")
+    last_momentum: float = option(0.99, number(least=0, below=1), "p from `momentum_epochs` on; linear between.")
+    momentum_epochs: int = option(500, whole(least=1), "how many epochs p rises.")
+    max_norm: float | None = option(
+        15.0, number(above=0, words=(None,)), "the bound on each unit's *squared* incoming norm; None for no bound."
+    )
 
     def rate(self, epoch: int) -> float:
         return self.learning_rate * self.rate_decay**epoch
@@ -88,16 +72,20 @@ def clip_incoming_(model: nn.Module, max_norm: float) -> None:
 
 
 def _build(model: nn.Module, loss: Loss, settings: Settings) -> DropoutSGD:
-    return DropoutSGD(TrainingObjective.of(model, loss, settings), DropoutSGDSettings.of(settings))
+    own = DropoutSGDSettings.from_flat("dropout SGD", settings)
+    return DropoutSGD(TrainingObjective.of(model, loss, settings), own)
 
 
-def _spec(name: str, summary: str, dropout: str) -> MethodSpec:
-    return MethodSpec(
-        name, summary, _build, **DropoutSGDSettings.described(), batch=100, dropout=dropout, may_be_none=("max_norm",)
+SPECS: tuple[MethodSpec, ...] = tuple(
+    MethodSpec(
+        f"dropout-sgd-{dropout}",
+        f"SGD with dropout on the inputs and {where}, max-norm weights",
+        _build,
+        defaults_of(DropoutSGDSettings),
+        {"learning_rate": (30.0, 10.0, 3.0, 1.0, 0.3, 0.1)},
+        batch=100,
+        dropout=dropout,
+        checks_itself=True,
     )
-
-
-SPECS: tuple[MethodSpec, ...] = (
-    _spec("dropout-sgd-all", "SGD with dropout on the inputs and all hidden layers, max-norm weights", "all"),
-    _spec("dropout-sgd-last", "SGD with dropout on the inputs and the last hidden layer, max-norm weights", "last"),
+    for dropout, where in (("all", "all hidden layers"), ("last", "the last hidden layer"))
 )

@@ -18,10 +18,11 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import shf
+from shf.component import Component, number, option, whole
 from shf.data.batches import Batch
 from shf.data.draws import mix, preserved_global_state
 from shf.lab.baselines.objective import OnObjective, TrainingObjective
-from shf.lab.baselines.protocol import MethodSpec, OwnSettings, at_least, costs, setting
+from shf.lab.baselines.protocol import MethodSpec, costs, defaults_of
 from shf.linear.cg import LinearMap
 from shf.losses import Loss as CoreLoss
 from shf.model.network import Network
@@ -33,18 +34,17 @@ from shf.runtime.context import twice_differentiable_kernels
 Vector = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class KSDSettings(OwnSettings):
-    """
-    Attributes:
-        dimensions: K, of the Krylov subspace; the previous direction comes on top.
-        floor: ε: entries of D and eigenvalues of the subspace's curvature are at least ε times the largest.
-        bfgs_iterations: at most so many in one step.
-    """
+@dataclass(frozen=True, kw_only=True)
+class KSDSettings(Component):
+    """What KSD leaves to choose."""
 
-    dimensions: int = setting(20, at_least(1))
-    floor: float = setting(1e-4, (lambda v: 0 < v < 1, "in (0, 1)"))
-    bfgs_iterations: int = setting(20, at_least(1))
+    dimensions: int = option(20, whole(least=1), "K, of the Krylov subspace; the previous direction comes on top.")
+    floor: float = option(
+        1e-4,
+        number(above=0, below=1),
+        "ε: entries of D and eigenvalues of the subspace's curvature are at least ε times the largest.",
+    )
+    bfgs_iterations: int = option(20, whole(least=1), "at most so many in one step.")
 
 
 @dataclass(frozen=True)
@@ -223,8 +223,9 @@ SPECS: tuple[MethodSpec, ...] = (
     MethodSpec(
         "ksd",
         "Krylov subspace descent (Vinyals & Povey): BFGS in a subspace from curvature products",
-        lambda model, loss, s: KSD(TrainingObjective.of(model, loss, s), KSDSettings.of(s), seed=s["seed"]),
-        **KSDSettings.described(),
+        lambda m, loss, s: KSD(TrainingObjective.of(m, loss, s), KSDSettings.from_flat("ksd", s), seed=s["seed"]),
+        defaults_of(KSDSettings),
         reads_batches=True,
+        checks_itself=True,
     ),
 )

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from shf.component import Component
 from shf.lab.experiments import ExperimentError
 from shf.linear.stopping import EVALUATION, PRODUCT
 
@@ -17,41 +18,10 @@ State = dict[str, Any]
 COMMON: Settings = MappingProxyType({"weight_decay": 0.0, "seed": 0})
 """The settings that every method has, with their defaults."""
 
-Rule = tuple[Callable[[Any], bool], str]
-ABOVE_0: Rule = (lambda v: v > 0, "above 0")
-FRACTION: Rule = (lambda v: 0 <= v < 1, "in [0, 1)")
 
-
-def at_least(least: float) -> Rule:
-    return lambda v: v >= least, f"at least {least}"
-
-
-def setting(default: Any, rule: Rule, grid: tuple[Any, ...] = ()) -> Any:
-    """A field of `OwnSettings`: its default, what its values must be, and those that tuning tries."""
-    return field(default=default, metadata={"rule": rule, "grid": grid})
-
-
-@dataclass(frozen=True)
-class OwnSettings:
-    """Settings of a method beside the common ones, each declared once as a `setting`; values are checked."""
-
-    def __post_init__(self) -> None:
-        for f in fields(self):
-            holds, expected = f.metadata["rule"]
-            if not holds(getattr(self, f.name)):
-                raise ValueError(f"{type(self).__name__}({f.name}={getattr(self, f.name)!r}): must be {expected}")
-
-    @classmethod
-    def of(cls, settings: Settings) -> Self:
-        """From all settings of a method."""
-        return cls(**{f.name: settings[f.name] for f in fields(cls)})
-
-    @classmethod
-    def described(cls) -> dict[str, Any]:
-        """Defaults and grid, as a `MethodSpec` has them."""
-        defaults = {f.name: f.default for f in fields(cls)}
-        grid = {f.name: f.metadata["grid"] for f in fields(cls) if f.metadata["grid"]}
-        return {"defaults": {**defaults, **COMMON}, "grid": grid}
+def defaults_of(options: type[Component]) -> Settings:
+    """Those of a method whose own settings are the options of this component, and the common ones."""
+    return {**{f.name: f.default for f in fields(options)}, **COMMON}
 
 
 class Method(Protocol):
@@ -93,7 +63,6 @@ class MethodSpec:
         initialisation: the initialisation that is part of the method's definition, if one is.
         dropout: where it drops hidden units ("last" or "all"), if that is part of its definition.
         checks_itself: whether it refuses values of a wrong kind in its own words.
-        may_be_none: the settings that None switches off.
     """
 
     name: str
@@ -106,7 +75,6 @@ class MethodSpec:
     initialisation: str | None = None
     dropout: str | None = None
     checks_itself: bool = False
-    may_be_none: tuple[str, ...] = ()
 
     def complete(self, settings: Settings) -> dict[str, Any]:
         """The defaults with some settings replaced.
@@ -121,8 +89,8 @@ class MethodSpec:
                 f"{self.name} has no setting {', '.join(map(repr, unknown))}; its settings are: {known}"
             )
         for name, value in settings.items():
-            off = value is None and name in self.may_be_none
-            if not self.checks_itself and not off and not _is_like(value, self.defaults[name]):
+            own = self.checks_itself and name not in COMMON
+            if not own and not _is_like(value, self.defaults[name]):
                 raise ExperimentError(
                     f"{self.name}: {name}={value!r}: expected a value like {self.defaults[name]!r}, its default"
                 )

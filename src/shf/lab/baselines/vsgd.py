@@ -17,24 +17,27 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from shf.component import Component, number, option, whole
 from shf.lab.baselines.objective import OnObjective, TrainingObjective
-from shf.lab.baselines.protocol import ABOVE_0, MethodSpec, OwnSettings, State, at_least, costs, setting
+from shf.lab.baselines.protocol import MethodSpec, State, costs, defaults_of
 
 
-@dataclass(frozen=True)
-class VSGDSettings(OwnSettings):
-    """
-    Attributes:
-        slow_start: C, the factor by which the first averages of ∇², h and h² are overestimated, so that rates begin small.
-        first_samples: batches that are averaged before the first update.
-        outlier: standard deviations beyond which a gradient or curvature makes its parameter's memory longer.
-        epsilon: keeps divisions finite where a parameter has no gradient.
-    """
+@dataclass(frozen=True, kw_only=True)
+class VSGDSettings(Component):
+    """What vSGD leaves to choose."""
 
-    slow_start: float = setting(10.0, at_least(1), grid=(2.0, 10.0, 100.0))
-    first_samples: int = setting(10, at_least(2))
-    outlier: float = setting(2.0, ABOVE_0)
-    epsilon: float = setting(1e-12, ABOVE_0)
+    slow_start: float = option(
+        10.0,
+        number(least=1),
+        "C, the factor by which the first averages of ∇², h and h² are overestimated, so that rates begin small.",
+    )
+    first_samples: int = option(10, whole(least=2), "batches that are averaged before the first update.")
+    outlier: float = option(
+        2.0,
+        number(above=0),
+        "standard deviations beyond which a gradient or curvature makes its parameter's memory longer.",
+    )
+    epsilon: float = option(1e-12, number(above=0), "keeps divisions finite where a parameter has no gradient.")
 
 
 @dataclass
@@ -149,8 +152,10 @@ SPECS: tuple[MethodSpec, ...] = (
     MethodSpec(
         "vsgd",
         "vSGD-fd, learning rates that set themselves (Schaul & LeCun)",
-        lambda model, loss, s: VSGD(TrainingObjective.of(model, loss, s), VSGDSettings.of(s)),
-        **VSGDSettings.described(),
+        lambda model, loss, s: VSGD(TrainingObjective.of(model, loss, s), VSGDSettings.from_flat("vsgd", s)),
+        defaults_of(VSGDSettings),
+        {"slow_start": (2.0, 10.0, 100.0)},
         batch=200,
+        checks_itself=True,
     ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from shf.lab.figures import AXES, counterpart
 from shf.lab.plots import Chart, Series
 from shf.lab.rerun.judges import Records
 
@@ -22,30 +23,28 @@ TABLE_ONE = {
 
 @dataclass(frozen=True)
 class FigureOf:
-    """A figure in the paper's form: one column of several records against another."""
+    """A figure in the paper's form: one column of several records against another; dashed, what it is on the other part of
+    the data."""
 
     name: str
-    part: str
     title: str
     column: str
     runs: Mapping[str, str]
     against: str = "epoch"
     log_x: bool = False
-    dashed: str | None = None
+    dashed: bool = False
 
     def chart(self, records: Records) -> Chart | None:
         """None as long as none of its records is there."""
         series: list[Series] = []
         for colour, (name, label) in enumerate(self.runs.items()):
-            record = records.get(name)
-            if record is None:
+            if (record := records.get(name)) is None:
                 continue
             x = record.column(self.against)
-            if self.dashed is not None:
-                series.append(Series("", x, record.column(self.dashed), colour, dashed=True))
+            if self.dashed:
+                series.append(Series("", x, record.column(counterpart(self.column)), colour, dashed=True))
             series.append(Series(label, x, record.column(self.column), colour))
-        labels = {"epoch": "epochs", "elapsed_seconds": "seconds of training"}
-        x_label = labels[self.against]
+        x_label = AXES[self.against]
         return Chart(self.name, self.title, x_label, tuple(series), log_y=True, log_x=self.log_x) if series else None
 
 
@@ -83,73 +82,31 @@ _CURVES_MOMENTUM = {
 }
 
 
-def _of(experiment: str) -> dict[str, str]:
-    return {f"{experiment}/{method}": label for method, label in reversed(TABLE_ONE.items())}
+def _table_one(name: str, experiment: str, words: str, *, log_x: bool = False) -> tuple[FigureOf, FigureOf]:
+    """Table 1's methods over time, and over epochs as in the paper's Figure 3."""
+    runs = {f"{experiment}/{method}": label for method, label in reversed(TABLE_ONE.items())}
+    title, column = f"{words}: training error ‖x-x̂‖² per case", "train_squared_error"
+    return (
+        FigureOf(name, title, column, runs, "elapsed_seconds", log_x=log_x),
+        FigureOf(f"{name}-epochs", f"{title}, as in the paper's Figure 3", column, runs),
+    )
 
 
-FIGURE_LIST: tuple[FigureOf, ...] = (
-    FigureOf("usps-damping", "classification", "damping λ, USPS", "damping", _USPS_LAMBDA),
-    FigureOf(
-        "usps-error",
-        "classification",
-        "USPS: test error, % (dashed: training)",
-        "test_error_percent",
-        _USPS,
-        dashed="train_error_percent",
+_MOMENTUM_TITLE = "CURVES at the paper's settings: training error ‖x-x̂‖² per case"
+FIGURE_LIST: Mapping[str, tuple[FigureOf, ...]] = {
+    "classification": (
+        FigureOf("usps-damping", "damping λ, USPS", "damping", _USPS_LAMBDA),
+        FigureOf("usps-error", "USPS: test error, % (dashed: training)", "test_error_percent", _USPS, dashed=True),
+        FigureOf(
+            "reuters-error", "Reuters: training error, % (dashed: test)", "train_error_percent", _REUTERS, dashed=True
+        ),
+        FigureOf("mnist-damping", "damping λ, MNIST", "damping", _MNIST_LAMBDA),
+        FigureOf("mnist-error", "MNIST: test errors (dashed: training)", "test_errors", _MNIST, dashed=True),
     ),
-    FigureOf(
-        "reuters-error",
-        "classification",
-        "Reuters: training error, % (dashed: test)",
-        "train_error_percent",
-        _REUTERS,
-        dashed="test_error_percent",
+    "autoencoders": (
+        *_table_one("curves", "curves-autoencoder", "CURVES", log_x=True),
+        FigureOf("curves-momentum", _MOMENTUM_TITLE, "train_squared_error", _CURVES_MOMENTUM),
+        *_table_one("mnist-pixels", "mnist-autoencoder", "MNIST"),
     ),
-    FigureOf("mnist-damping", "classification", "damping λ, MNIST", "damping", _MNIST_LAMBDA),
-    FigureOf(
-        "mnist-error",
-        "classification",
-        "MNIST: test errors (dashed: training)",
-        "test_errors",
-        _MNIST,
-        dashed="train_errors",
-    ),
-    FigureOf(
-        "curves",
-        "autoencoders",
-        "CURVES: training error ‖x-x̂‖² per case",
-        "train_squared_error",
-        _of("curves-autoencoder"),
-        "elapsed_seconds",
-        log_x=True,
-    ),
-    FigureOf(
-        "curves-epochs",
-        "autoencoders",
-        "CURVES: training error ‖x-x̂‖² per case, as in the paper's Figure 3",
-        "train_squared_error",
-        _of("curves-autoencoder"),
-    ),
-    FigureOf(
-        "curves-momentum",
-        "autoencoders",
-        "CURVES at the paper's settings: training error ‖x-x̂‖² per case",
-        "train_squared_error",
-        _CURVES_MOMENTUM,
-    ),
-    FigureOf(
-        "mnist-pixels",
-        "autoencoders",
-        "MNIST: training error ‖x-x̂‖² per case",
-        "train_squared_error",
-        _of("mnist-autoencoder"),
-        "elapsed_seconds",
-    ),
-    FigureOf(
-        "mnist-pixels-epochs",
-        "autoencoders",
-        "MNIST: training error ‖x-x̂‖² per case, as in the paper's Figure 3",
-        "train_squared_error",
-        _of("mnist-autoencoder"),
-    ),
-)
+}
+"""By the part of the page where they stand."""

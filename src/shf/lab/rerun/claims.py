@@ -6,11 +6,9 @@ what there is so far is shown. Where a criterion was changed after records were 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from shf.lab.records import RunRecord
 from shf.lab.rerun.entries import REUTERS_RATES
 from shf.lab.rerun.judges import (
     Judge,
@@ -93,10 +91,10 @@ class Claim:
     def find(self, records: Records) -> Finding:
         there = [records[name] for name in self.runs if name in records]
         earlier = self._by_earlier(records)
-        if _are_whole(there, self.runs):
+        ended = sum(map(is_whole, there))
+        if ended == len(self.runs):
             words, holds = self.judge(there)
             return Finding(words, _verdict(holds), earlier)
-        ended = sum(map(is_whole, there))
         counted = [f"{ended} of {len(self.runs)} runs have ended"] if ended else []
         going = [so_far(record) for record in there if not is_whole(record)]
         return Finding("; ".join([*counted, *going]) or "not run yet", Verdict.NOT_DECIDED, earlier)
@@ -106,16 +104,12 @@ class Claim:
             return ""
         names = self.earlier.runs or self.runs
         there = [records[name] for name in names if name in records]
-        if len(there) < len(names) or (self.earlier.whole and not _are_whole(there, names)):
+        if len(there) < len(names) or (self.earlier.whole and not all(map(is_whole, there))):
             return Verdict.NOT_DECIDED.value
         if not self.earlier.whole and not share_a_clock(there):
             return f"{Verdict.NOT_DECIDED.value}: the records are of different machines or clocks"
         words, holds = self.earlier.judge(there)
         return f"{_verdict(holds).value} ({words})"
-
-
-def _are_whole(there: Sequence[RunRecord], names: Sequence[str]) -> bool:
-    return len(there) == len(names) and all(map(is_whole, there))
 
 
 def _verdict(holds: bool) -> Verdict:
@@ -272,7 +266,7 @@ _AUTOENCODERS = (
         "0.089 against 0.110",
         _OWN_LENGTH,
         ("curves-autoencoder/shf", "curves-autoencoder/hf"),
-        lower(),
+        lower,
         earlier=_EQUAL_TIME,
     ),
     Claim(
@@ -280,7 +274,7 @@ _AUTOENCODERS = (
         "0.078 against 0.089",
         f"{_OWN_LENGTH}; NAG tuned for the length that it runs",
         ("curves-autoencoder/nag", "curves-autoencoder/shf"),
-        lower(),
+        lower,
         earlier=_EQUAL_TIME,
     ),
     Claim(
@@ -288,7 +282,7 @@ _AUTOENCODERS = (
         "0.19 against 0.089",
         "a higher training error, each after its own epochs",
         ("curves-autoencoder/shf", "curves-autoencoder/shf-small-batches"),
-        lower(),
+        lower,
         earlier=Earlier("a higher training error at the end of equal time", lower_in_equal_time, whole=False),
     ),
     Claim(
@@ -296,21 +290,21 @@ _AUTOENCODERS = (
         "§5.2, in words",
         "a lower training error than with γ left on",
         ("curves-autoencoder/shf", "curves-autoencoder/shf-momentum-stays"),
-        lower(),
+        lower,
     ),
     Claim(
         "CURVES (the small network of the ablations): a growing γ beats a fixed one",
         "§4.1, in words",
         "from γ = 0.5 growing, a lower training error than with γ fixed at 0, 0.5 and 0.99",
         tuple(f"ablations/curves-momentum-{gamma}" for gamma in ("0.5-grows", "0", "0.5", "0.99")),
-        lower(),
+        lower,
     ),
     Claim(
         "MNIST autoencoder: HF ends below SHF",
         "0.780 against 0.877",
         _OWN_LENGTH,
         ("mnist-autoencoder/hf", "mnist-autoencoder/shf"),
-        lower(),
+        lower,
         earlier=_EQUAL_TIME,
     ),
 )

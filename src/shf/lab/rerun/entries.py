@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from shf.lab.configure import Request
 from shf.lab.experiments import find
@@ -66,46 +67,15 @@ def _fitted(experiment: str, method: str, epochs: int, updates: int, rates: tupl
         rates: that are tried.
         options: of the experiment.
     """
-    grid = {
-        "learning_rate": rates,
-        "rate_decay": (round(0.998 ** (1000 / epochs), 3),),
-        "momentum_epochs": (epochs // 2,),
-    }
+    schedule = {"rate_decay": (round(0.998 ** (1000 / epochs), 3),), "momentum_epochs": (epochs // 2,)}
+    grid = {"learning_rate": rates, **schedule}
     return Tuning(experiment, method, steps=epochs * updates, grid=grid, options=options)
 
 
-def _run(
-    name: str,
-    experiment: str,
-    method: str = "shf",
-    *options: str,
-    epochs: int | None = None,
-    minutes: float | None = None,
-    split: int | None = None,
-    seed: int = 0,
-    pretraining: Pretraining | None = None,
-    evaluate_seconds: float | None = None,
-    untuned: bool = False,
-    clock: str | None = None,
-) -> Run:
-    return Run(
-        name,
-        Request(
-            experiment,
-            method,
-            epochs=epochs,
-            minutes=minutes,
-            split=split,
-            seed=seed,
-            options=options,
-            pretraining=pretraining,
-            rows_every=EPOCHS_ONLY,
-            threads=1,
-            clock=clock or ("wall" if minutes is None else "processor"),
-            evaluate_seconds=evaluate_seconds,
-            untuned=untuned,
-        ),
-    )
+def _run(name: str, experiment: str, method: str = "shf", *options: str, **rest: Any) -> Run:
+    """A run with these options and the `rest` of a request; its minutes, if that is its limit, are the processor's."""
+    how = {"rows_every": EPOCHS_ONLY, "threads": 1, "clock": "wall" if rest.get("minutes") is None else CPU, **rest}
+    return Run(name, Request(experiment, method, options=options, **how))
 
 
 NORMALISED = "initialisation=normalised"
@@ -256,18 +226,9 @@ class Ablated:
     split: int | None = None
 
     def changed(self, name: str, *options: str, method: str = "shf", pretraining: Pretraining | None = None) -> Run:
-        ours = method == "shf"
-        start = tuple(option for option in self.start if ours or option.startswith("initialisation"))
-        return _run(
-            f"ablations/{self.name}-{name}",
-            self.experiment,
-            method,
-            *start,
-            *options,
-            epochs=self.epochs,
-            split=self.split,
-            pretraining=pretraining,
-        )
+        start = [option for option in self.start if method == "shf" or option.startswith("initialisation")]
+        limits = {"epochs": self.epochs, "split": self.split, "pretraining": pretraining}
+        return _run(f"ablations/{self.name}-{name}", self.experiment, method, *start, *options, **limits)
 
     def entries(self) -> Iterator[Run | Tuning]:
         """One thing changed in each."""

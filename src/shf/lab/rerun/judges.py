@@ -71,6 +71,8 @@ def _listed(numbers: Sequence[float], digits: str = ".2f") -> str:
 
 
 def mean_at_most(most: float) -> Judge:
+    """The records' mean."""
+
     def judge(records: Sequence[RunRecord]) -> tuple[str, bool]:
         errors = [settled(record) for record in records]
         mean, spread = statistics.fmean(errors), statistics.stdev(errors)
@@ -181,15 +183,11 @@ def sooner_to(column: str, levels: Sequence[float], ours: int) -> Judge:
     return judge
 
 
-def lower(unit: str = SQUARED) -> Judge:
+def lower(records: Sequence[RunRecord]) -> tuple[str, bool]:
     """The first record ends below the others."""
-
-    def judge(records: Sequence[RunRecord]) -> tuple[str, bool]:
-        first, *others = [settled(record) for record in records]
-        words = f"{first:.3g} against {_listed(others, '.3g')} {unit}; last {_listed([*map(final, records)], '.3g')}"
-        return words, all(first < error for error in others)
-
-    return judge
+    first, *others = [settled(record) for record in records]
+    words = f"{first:.3g} against {_listed(others, '.3g')} {SQUARED}; last {_listed([*map(final, records)], '.3g')}"
+    return words, all(first < error for error in others)
 
 
 def lower_in_equal_time(records: Sequence[RunRecord]) -> tuple[str, bool]:
@@ -201,11 +199,8 @@ def lower_in_equal_time(records: Sequence[RunRecord]) -> tuple[str, bool]:
 
 def share_a_clock(records: Sequence[RunRecord]) -> bool:
     """Whether the runs' seconds mean the same: one machine, one kind of clock."""
-    return all(
-        (record.run.get("machine"), record.config.get("clock"))
-        == (records[0].run.get("machine"), records[0].config.get("clock"))
-        for record in records
-    )
+    first, *others = [(record.run.get("machine"), record.config.get("clock")) for record in records]
+    return all(other == first for other in others)
 
 
 def _at(record: RunRecord, seconds: float) -> float:
@@ -235,15 +230,10 @@ def calmer(column: str, first: int) -> Judge:
 
     def judge(records: Sequence[RunRecord]) -> tuple[str, bool]:
         last = min(planned(record) for record in records)
-        ours, other = (_highest(record, column, first, last) for record in records)
-        words = (
-            f"at most {ours:.2g} against up to {other:.2g} from epoch {first} to {last:.0f} ({metric_words(column)})"
-        )
-        return words, ours < other
+        epochs = (record.column("epoch") for record in records)
+        inside = [(first <= epoch) & (epoch <= last) for epoch in epochs]
+        ours, other = (float(np.nanmax(r.column(column)[rows])) for r, rows in zip(records, inside, strict=True))
+        words = f"at most {ours:.2g} against up to {other:.2g} from epoch {first} to {last:.0f}"
+        return f"{words} ({metric_words(column)})", ours < other
 
     return judge
-
-
-def _highest(record: RunRecord, column: str, first: float, last: float) -> float:
-    epochs = record.column("epoch")
-    return float(np.nanmax(record.column(column)[(epochs >= first) & (epochs <= last)]))

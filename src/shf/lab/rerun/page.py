@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -60,7 +61,7 @@ def write_page(root: Path, docs: Path) -> list[Path]:
     for path, text in zip(written, texts, strict=True):
         write_atomically(path, text.encode())
     (docs / FIGURES).mkdir(parents=True, exist_ok=True)
-    for figure in FIGURE_LIST:
+    for figure in chain.from_iterable(FIGURE_LIST.values()):
         if (chart := figure.chart(records)) is not None:
             path = docs / FIGURES / f"{figure.name}.svg"
             write_atomically(path, draw(chart, standalone=True).encode())
@@ -73,24 +74,19 @@ def write_page(root: Path, docs: Path) -> list[Path]:
 
 def claims_table(records: Records) -> str:
     """All claims; where there was an earlier criterion, it and what it says stand in the last column."""
-    rows = [(*_claim_cells(claim, records), claim.needs, _earlier(claim, records)) for claim in CLAIMS]
-    return table(
-        ("claim", "paper", "here", "verdict", "counts as reproduced", "earlier criterion, and its verdict"), rows
-    )
-
-
-def _earlier(claim: Claim, records: Records) -> str:
-    return f"{claim.earlier.needs}: {claim.find(records).earlier}" if claim.earlier else ""
+    heads = ("claim", "paper", "here", "verdict", "counts as reproduced", "earlier criterion, and its verdict")
+    return table(heads, (_claim_cells(claim, records) for claim in CLAIMS))
 
 
 def headlines_table(records: Records) -> str:
-    rows = [_claim_cells(claim, records) for claim in CLAIMS if claim.headline]
+    rows = [_claim_cells(claim, records)[:4] for claim in CLAIMS if claim.headline]
     return table(("the paper's claim", "paper", "here", "verdict"), rows)
 
 
-def _claim_cells(claim: Claim, records: Records) -> tuple[str, str, str, str]:
+def _claim_cells(claim: Claim, records: Records) -> tuple[str, ...]:
     found = claim.find(records)
-    return claim.words, claim.paper, found.ours, f"**{found.verdict.value}**"
+    earlier = f"{claim.earlier.needs}: {found.earlier}" if claim.earlier else ""
+    return claim.words, claim.paper, found.ours, f"**{found.verdict.value}**", claim.needs, earlier
 
 
 def runs_table(records: Records) -> str:
@@ -181,7 +177,7 @@ def figures_of(part: str) -> Callable[[Records], str]:
     """Links to the figures of one part of the page, as far as there are records for them."""
 
     def links(records: Records) -> str:
-        there = [figure for figure in FIGURE_LIST if figure.part == part and figure.chart(records) is not None]
+        there = [figure for figure in FIGURE_LIST[part] if figure.chart(records) is not None]
         images = [f"![{figure.title}]({(FIGURES / figure.name).as_posix()}.svg)" for figure in there]
         return "\n\n".join(images) or "No run is recorded yet."
 
@@ -190,8 +186,7 @@ def figures_of(part: str) -> Callable[[Records], str]:
 
 PARTS: Mapping[str, Callable[[Records], str]] = {
     "claims": claims_table,
-    "classification": figures_of("classification"),
-    "autoencoders": figures_of("autoencoders"),
+    **{part: figures_of(part) for part in FIGURE_LIST},
     "table one": table_one,
     "ablations": ablations_table,
     "runs": runs_table,

@@ -65,22 +65,18 @@ def work(
             say(f"the {minutes:g} minutes are over before {entry.name}")
             return False
         say(entry.name)
-        if isinstance(entry, Tuning):
-            _tune(entry, root, data_dir)
-            continue
         try:
-            status = _run(entry, root, data_dir, observer)
+            if isinstance(entry, Tuning):
+                _tune(entry, root, data_dir)
+            elif _run(entry, root, data_dir, observer) is Status.INTERRUPTED:
+                say(f"{entry.name} was interrupted and saved; the same command takes it up again")
+                return False
         except RunLockedError as error:
             say(f"{entry.name} is left to the process that has it: {error}")
             complete = False
-            continue
         except runner.CheckpointsGoneError:
             say(f"{entry.name} is left as it is: its record is here and its checkpoints are not")
             complete = False
-            continue
-        if status is Status.INTERRUPTED:
-            say(f"{entry.name} was interrupted and saved; the same command takes it up again")
-            return False
     return complete
 
 
