@@ -10,7 +10,7 @@ import torch
 
 import architectures_table
 import shf
-from shf import losses, optimizer, product, terms
+from shf import closure, losses, optimizer, product, terms
 from shf.data import growing
 from shf.linear import cg
 from shf.model import steady
@@ -64,6 +64,12 @@ def test_the_examples_of_using_run_one_after_the_other(tmp_path, monkeypatch):
     assert names["optimizer"].step(graphs, torch.randn(6, 1)).accepted
 
 
+def test_the_closure_of_the_page_on_loops_runs():
+    names: dict = {"__name__": "example"}
+    exec(blocks("docs/integrations.md")[0], names)
+    assert names["info"].loss_after < names["info"].loss_before
+
+
 class Graphs(torch.nn.Module):
     """Stands for a model of things that are not rows of tensors."""
 
@@ -82,7 +88,10 @@ def same(a, b):
     )
 
 
-@pytest.mark.parametrize("module", [cg, growing, losses, optimizer, product, steady, terms], ids=lambda m: m.__name__)
+MODULES = [cg, closure, growing, losses, optimizer, product, steady, terms]
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda m: m.__name__)
 def test_the_examples_in_docstrings_run(module):
     result = doctest.testmod(module, extraglobs={"torch": torch, "nn": torch.nn, "shf": shf})
     assert result.attempted

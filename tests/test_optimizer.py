@@ -614,25 +614,6 @@ def test_rows_of_tensors_through_own_functions_change_nothing():
     assert_close(theta(own), theta(plain), 1e-9)
 
 
-def test_a_closure_is_refused():
-    with pytest.raises(TypeError, match=r"step takes \(inputs, targets\), not a closure"):
-        trained(mlp(), 0).step(lambda: torch.zeros(()))
-
-
-def test_the_loss_of_a_batch_is_refused():
-    model, (inputs, targets) = mlp(), labelled()
-    with pytest.raises(TypeError, match=r"step takes the batch, step\(inputs, targets\), not its loss"):
-        shf.SHF(model, CE).step(CE(model(inputs), targets))
-
-
-@pytest.mark.parametrize("kind", [list, tuple])
-def test_a_batch_given_whole_gets_a_note(kind):
-    """A DataLoader makes lists of two, a GrowingLoader tuples."""
-    with pytest.raises(TypeError) as error:
-        trained(mlp(), 0).step(kind(labelled()))
-    assert error.value.__notes__ == ["step takes inputs and targets apart: if this is a batch of both, step(*batch)"]
-
-
 def test_other_errors_of_a_model_get_no_note():
     with pytest.raises(RuntimeError) as error:
         trained(mlp(), 0).step(torch.randn(5, FEATURES + 1), torch.zeros(5).long())

@@ -307,7 +307,7 @@ PAIR = (X, T)
     [
         ((X, T), TypeError, r"step got inputs and targets, but .* of terms: expected step\(\{'a': \(inputs, targets\)"),
         ((X,), TypeError, r"step got a Tensor, but .* expected step\(\{'a'"),
-        ((lambda: 0,), TypeError, "step got a function, but"),
+        ((lambda: 0,), TypeError, "step got a closure that returns int"),
         (([PAIR, PAIR],), TypeError, "step got a list, but"),
         (({"a": PAIR},), ValueError, r"the mapping lacks 'b': expected step\(\{'a': .*, 'b'.*another optimizer"),
         (({"a": PAIR, "b": PAIR, "c": PAIR},), ValueError, r"the mapping has 'c', which is no term: expected step\("),

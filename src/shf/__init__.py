@@ -1,6 +1,7 @@
 """Stochastic Hessian-free optimization (Kiros, 2013) for PyTorch: curvature without a learning rate."""
 
 from shf import damping, losses, preconditioners, solvers
+from shf.closure import batch, evaluate
 from shf.composition import Config, HFConfig
 from shf.data.growing import GrowingLoader
 from shf.errors import NonFiniteError, RankError, SHFWarning, StepMemoryError
@@ -30,8 +31,10 @@ __all__ = [
     "StepInfo",
     "StepMemoryError",
     "Term",
+    "batch",
     "conjugate_gradient",
     "damping",
+    "evaluate",
     "gauss_newton_product",
     "hold_steady",
     "losses",

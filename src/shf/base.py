@@ -31,11 +31,12 @@ class CurvatureOptimizer(Optimizer):
     """An optimizer whose steps are iterations of Algorithm 1; `shf.SHF` and `shf.HF` say on what."""
 
     _config_type: type[Config] = Config
+    _step_supports_amp_scaling = True  # GradScaler hands `step` what it is given, and needs no gradients
 
     def __init__(
         self,
         model: nn.Module,
-        loss: Callable[[Any, Any], Tensor] | Mapping[str, Term | Callable[[Any, Any], Tensor]],
+        loss: Callable[[Any, Any], Tensor] | Mapping[str, Term | Callable[[Any, Any], Tensor]] | None = None,
         params: Parameters | None = None,
         *,
         weight_decay: float = 0.0,
@@ -47,11 +48,7 @@ class CurvatureOptimizer(Optimizer):
         process_group: Any = "auto",
         **options: Unpack[Options],
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(
-                f"{type(self).__name__}(model=<{type(model).__name__}>): expected a torch.nn.Module, the model itself and "
-                "not its parameters"
-            )
+        _refuse_incomplete(type(self).__name__, model, loss)
         self.config = self._config_type(**options)
         weight_decay = check_decay(type(self).__name__, weight_decay)
         if seed is not None and (not isinstance(seed, Integral) or isinstance(seed, bool)):
@@ -232,3 +229,15 @@ class CurvatureOptimizer(Optimizer):
         """One iteration of Algorithm 1, which writes here."""
         ranks, group = self._connection.ranks(), self.param_groups[0]
         return Iteration(self.config, ranks, self.state, group, self._last_solution, self._cache)
+
+
+def _refuse_incomplete(owner: str, model: Any, loss: Any) -> None:
+    """Refuses what optimizers with a learning rate are made of."""
+    right = f"shf.{owner}(model, torch.nn.CrossEntropyLoss()), say; no learning rate"
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"{owner}(model=<{type(model).__name__}>): expected a torch.nn.Module, the model itself and not its "
+            f"parameters, and the loss: {right}"
+        )
+    if loss is None:
+        raise TypeError(f"{owner}(model) without a loss: it evaluates model and loss by itself; give both, {right}")

@@ -30,8 +30,11 @@ class HF(CurvatureOptimizer):
     """
 
     _config_type = HFConfig
+    info: StepInfo | None = None
 
-    def step(self, batches: Iterable[Any], curvature: tuple[Any, Any]) -> StepInfo:  # type: ignore[override]
+    def step(  # type: ignore[override]
+        self, batches: Iterable[Any] = (), curvature: tuple[Any, Any] | None = None
+    ) -> StepInfo:
         """One iteration over all of the data.
 
         Args:
@@ -64,7 +67,8 @@ class HF(CurvatureOptimizer):
                 agree=config.nonfinite == "skip",
                 seed=seed,
             )
-            return self._iteration().run(problem, batch, "curvature batch")
+            self.info = self._iteration().run(problem, batch, "curvature batch")
+        return self.info
 
     def _parts(self, network: Network, batches: Iterable[Any], first: int, seed: int) -> Iterator[BatchProblem]:
         """The problem of each batch; the same masks for the n-th batch (of all processes) in every pass."""
@@ -75,13 +79,13 @@ class HF(CurvatureOptimizer):
             yield BatchProblem(network, self._subject.loss, batch, layout, seed=own_seed, microbatch=microbatch)
 
     def _prepare_data(
-        self, batches: Iterable[Any], curvature: tuple[Any, Any], ranks: Collective, demand: Demand
+        self, batches: Iterable[Any], curvature: tuple[Any, Any] | None, ranks: Collective, demand: Demand
     ) -> Contribution:
         sizes = sizes_of(batches, self._subject.count)
         network = self._network()
         if not sum(sizes) and not ranks.several:
             raise ValueError("batches is empty: expected at least one (inputs, targets) pair")
-        batch = self._subject.batch(*pair(curvature), may_be_empty=ranks.several)
+        batch = self._subject.batch(*pair(curvature, "curvature"), may_be_empty=ranks.several)
         demand.rows = max([batch.rows, *sizes])
         layout = self._subject.layout(network, batch, self._scalars["seed"])
         counts = [sum(sizes), len(sizes), batch.rows]

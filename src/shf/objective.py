@@ -1,41 +1,22 @@
 """What an optimizer's steps are about: one loss on one batch, and what the parts of a step need to know of it."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import cached_property
+from typing import Any
 
-from torch import Tensor
-
-from shf.data.batches import Batch, count_rows, explained_pair
+from shf.closure import STEP, Given, explained_batch, is_closure, of_closure, pair_of, refuse_missing, tried
+from shf.data.batches import Batch, count_rows
 from shf.distributed.collective import Collective
 from shf.distributed.contribution import Contribution
 from shf.groups import decay_weights
 from shf.linear.decay import Decay
 from shf.losses import Loss
 from shf.model.network import Network, call_model
-from shf.probing.layout import Layout
 from shf.problems.batch import BatchProblem
 from shf.problems.part import OwnPart
 from shf.state import OptimizerState
-from shf.subject import Groups, Subject
-
-
-class Piece(NamedTuple):
-    """A batch of a step with the loss and the network that it is for, and how that treats rows."""
-
-    loss: Loss
-    network: Network
-    batch: Batch
-    layout: Layout
-
-    @classmethod
-    def of(
-        cls, subject: Subject, pair: tuple[Any, Any], groups: Groups, ranks: Collective, *, may_be_empty: bool
-    ) -> "Piece":
-        """Made of inputs and targets; before anything is computed, an error for what can be found wrong."""
-        batch = subject.batch(*pair, may_be_empty=may_be_empty)
-        network = subject.network(groups, ranks)
-        with explained_pair(*pair):
-            return cls(subject.loss, network, batch, subject.layout(network, batch, groups[0]["shf"]["seed"]))
+from shf.subject import Groups, Piece, Subject
 
 
 class Objective:
@@ -44,12 +25,23 @@ class Objective:
     Attributes:
         subject: the model and its loss.
         required: what a step must have rows of, in words.
+        call: how a step is called, in words.
     """
 
     required: Sequence[str] = ("the batch",)
+    call = STEP
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
+
+    @property
+    def subjects(self) -> Mapping[Any, Subject]:
+        """Of each term, by name; of one loss, by none."""
+        return {None: self.subject}
+
+    @cached_property
+    def _of_closures(self) -> Mapping[Any, Subject]:
+        return {name: of_closure(subject, name) for name, subject in self.subjects.items()}
 
     @property
     def losses(self) -> Loss | Mapping[str, Loss]:
@@ -62,19 +54,39 @@ class Objective:
 
     def pieces(self, inputs: Any, targets: Any, groups: Groups, ranks: Collective) -> list[Piece]:
         """The batches of a step."""
+        if targets is None:
+            plain = self.subject.count is count_rows
+            if is_closure(inputs, rows=plain):
+                return self._pieces_of_closure(inputs, groups, ranks)
+            if plain:
+                refuse_missing(inputs, self.call)
+        return self._pieces(inputs, targets, groups, ranks)
+
+    def _pieces(self, inputs: Any, targets: Any, groups: Groups, ranks: Collective) -> list[Piece]:
         subject = self.subject
-        plain = targets is None and subject.count is count_rows
-        if callable(inputs) and plain:
-            raise TypeError("step takes (inputs, targets), not a closure: it evaluates model and loss by itself")
-        if isinstance(inputs, Tensor) and inputs.ndim == 0 and plain:
-            raise TypeError("step takes the batch, step(inputs, targets), not its loss, which it evaluates by itself")
-        if plain and subject.forward is call_model and _is_of_pairs(inputs):
+        own = subject.count is not count_rows or subject.forward is not call_model
+        if targets is None and not own and _is_of_pairs(inputs):
             raise TypeError(
                 f"step got a mapping of pairs ({', '.join(map(repr, inputs))}), as for an objective of several terms, but "
                 f"the optimizer has one loss, {subject.loss.name}: expected step(inputs, targets); for terms give the "
                 "optimizer a mapping of them in place of the loss, name → shf.Term"
             )
-        return [Piece.of(subject, (inputs, targets), groups, ranks, may_be_empty=ranks.several)]
+        with nullcontext() if own else explained_batch(inputs, targets):
+            return [Piece.of(subject, (inputs, targets), groups, ranks, may_be_empty=ranks.several)]
+
+    def _pieces_of_closure(self, closure: Callable[[], Any], groups: Groups, ranks: Collective) -> list[Piece]:
+        """Of each term one, for which the closure is run by itself."""
+        found, several = [], len(self.subjects) > 1
+        for number, (name, subject) in enumerate(self._of_closures.items()):
+            result = tried(closure, subject, groups, number if several else None)
+            if isinstance(result, Given):
+                return self._pieces(result.inputs, result.targets, groups, ranks)
+            if ranks.several:
+                raise ValueError(
+                    f"step got a closure on one of several processes, whose rows are unknown: give {self.call}"
+                )
+            found.append(Piece.of(subject, pair_of(closure, result, name), groups, ranks, may_be_empty=False))
+        return found
 
     def joined(self, parts: Sequence[BatchProblem]) -> OwnPart:
         """The problem of a step from those of its pieces."""

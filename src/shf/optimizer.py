@@ -3,16 +3,17 @@
 from typing import Any
 
 from shf.base import CurvatureOptimizer
+from shf.closure import refuse_both
 from shf.data.batches import CurvatureBatch
 from shf.data.draws import mix
 from shf.distributed.collective import Collective, Share
 from shf.distributed.contribution import Contribution
 from shf.info import StepInfo
-from shf.objective import Piece
 from shf.problems.batch import BatchProblem
 from shf.problems.noise import NoiseMeasure
 from shf.problems.shared import SharedProblem
 from shf.runtime.memory import explained_exhaustion
+from shf.subject import Piece
 
 
 class SHF(CurvatureOptimizer):
@@ -53,20 +54,29 @@ class SHF(CurvatureOptimizer):
         >>> info = optimizer.step(torch.randn(50, 4), torch.randint(3, (50,)))
         >>> info.loss_after <= info.loss_before
         True
+
+    Attributes:
+        info: what the last step returned, for where a wrapper of the optimizer does not pass it on.
     """
 
-    def step(self, inputs: Any, targets: Any = None) -> StepInfo:  # type: ignore[override]
+    info: StepInfo | None = None
+
+    def step(self, inputs: Any = None, targets: Any = None, *, closure: Any = None) -> StepInfo:  # type: ignore[override]
         """One iteration of Algorithm 1 on a gradient batch.
 
         Args:
             inputs: a tensor, a tuple (`model(*inputs)`) or a dict (`model(**inputs)`), rows along axis 0. Where the
                 objective is a sum of terms, a mapping of a batch for each: name → (inputs, targets).
             targets: what the loss takes; any structure of tensors, or None.
+            closure: in place of both, a function that returns `shf.evaluate(outputs, targets)`, as often as it is asked; or
+                `shf.batch(inputs, targets)`. It may stand in the first place, too.
 
         Returns:
             What happened. If an error is raised, parameters, buffers and state are as they were before; an interrupt that
             comes while they are written waits until they are.
         """
+        if closure is not None:
+            inputs = refuse_both(inputs, targets, closure)
         ranks, config = self._connection.ranks(), self.config
         with self._context(self._device), ranks.step(), explained_exhaustion(config.microbatch) as demand:
             own, agreement = ranks.agree(lambda: self._prepare(inputs, targets, ranks))
@@ -82,7 +92,8 @@ class SHF(CurvatureOptimizer):
                 agree=config.nonfinite == "skip",
                 seed=seed,
             )
-            return self._iteration().run(problem, self._objective.whole(pieces), "batch")
+            self.info = self._iteration().run(problem, self._objective.whole(pieces), "batch")
+        return self.info
 
     def _part(self, piece: Piece, share: Share, seed: int) -> BatchProblem:
         """The problem of the rows that are here."""

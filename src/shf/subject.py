@@ -1,7 +1,7 @@
 """What is trained: the model, how it is called, its loss, and what was found out about them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from torch import Tensor, nn
 
@@ -68,3 +68,21 @@ class Subject:
     def layout_of_part(self, network: Network, batch: Batch, seed: int) -> Layout:
         """What the model does with the rows of one batch of several."""
         return self._layouts.find(network, batch, seed)
+
+
+class Piece(NamedTuple):
+    """A batch of a step with the loss and the network that it is for, and how that treats rows."""
+
+    loss: Loss
+    network: Network
+    batch: Batch
+    layout: Layout
+
+    @classmethod
+    def of(
+        cls, subject: Subject, pair: tuple[Any, Any], groups: Groups, ranks: Collective, *, may_be_empty: bool
+    ) -> Self:
+        """Made of inputs and targets; before anything is computed, an error for what can be found wrong."""
+        batch = subject.batch(*pair, may_be_empty=may_be_empty)
+        network = subject.network(groups, ranks)
+        return cls(subject.loss, network, batch, subject.layout(network, batch, groups[0]["shf"]["seed"]))

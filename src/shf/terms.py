@@ -12,11 +12,11 @@ from shf.data.batches import Batch, Count, Select
 from shf.distributed.collective import Collective
 from shf.losses import Loss
 from shf.model.network import Forward
-from shf.objective import Objective, Piece, in_words
+from shf.objective import Objective, in_words
 from shf.preconditioners import Preconditioner
 from shf.problems.batch import BatchProblem
 from shf.problems.sum import TermsProblem, in_term
-from shf.subject import Groups, Subject
+from shf.subject import Groups, Piece, Subject
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,11 @@ class TermsObjective(Objective):
         super().__init__(next(iter(subjects.values())))
         self._subjects, self._weights = subjects, weights
         self.required = [f"term {name!r}" for name in subjects]
+        self.call = f"optimizer.{_wanted(list(subjects))}"
+
+    @property
+    def subjects(self) -> Mapping[str, Subject]:
+        return self._subjects
 
     @property
     def losses(self) -> Mapping[str, Loss]:
@@ -72,7 +77,7 @@ class TermsObjective(Objective):
             }
         }
 
-    def pieces(self, inputs: Any, targets: Any, groups: Groups, ranks: Collective) -> list[Piece]:
+    def _pieces(self, inputs: Any, targets: Any, groups: Groups, ranks: Collective) -> list[Piece]:
         """One of each term, in their order."""
         pairs, found = _pairs(list(self._subjects), inputs, targets), []
         for (name, subject), pair in zip(self._subjects.items(), pairs, strict=True):
@@ -136,7 +141,7 @@ def _refuse_options(config: Config, terms: Mapping[Any, Any], reduction: str | N
 
 def _pairs(names: Sequence[str], inputs: Any, targets: Any) -> list[tuple[Any, Any]]:
     """Inputs and targets of each term, in the terms' order."""
-    wanted = "step({" + ", ".join(f"{name!r}: (inputs, targets)" for name in names) + "})"
+    wanted = _wanted(names)
     if targets is not None:
         raise TypeError(f"step got inputs and targets, but the objective is a sum of terms: expected {wanted}")
     if not isinstance(inputs, Mapping):
@@ -157,3 +162,8 @@ def _pairs(names: Sequence[str], inputs: Any, targets: Any) -> list[tuple[Any, A
                 f"step: term {name!r} is {given}: expected (inputs, targets); (inputs, None) where its loss takes no targets"
             )
     return [(inputs[name][0], inputs[name][1]) for name in names]
+
+
+def _wanted(names: Sequence[str]) -> str:
+    """How a step is called."""
+    return "step({" + ", ".join(f"{name!r}: (inputs, targets)" for name in names) + "})"

@@ -1,7 +1,6 @@
 """Rows of a batch: counting them, selecting them, and which of them are the curvature batch (§4.4). No model here."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -185,14 +184,3 @@ class Batch:
         if rows is None or data is None:
             return data
         return select_rows(data, rows, self.rows) if self.select is select_rows else self.select(data, rows)
-
-
-@contextmanager
-def explained_pair(inputs: Any, targets: Any) -> Iterator[None]:
-    """Errors of a model that got two things without targets say that these may be the inputs and the targets of a batch."""
-    try:
-        yield
-    except Exception as error:
-        if targets is None and isinstance(inputs, tuple | list) and len(inputs) == 2:
-            error.add_note("step takes inputs and targets apart: if this is a batch of both, step(*batch)")
-        raise

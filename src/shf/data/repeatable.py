@@ -12,10 +12,16 @@ from shf.data.draws import mix
 from shf.data.tree import leaves, parts
 
 _CHUNK = 2**20
+_RIGHT = (
+    "all of the data is a list (or a DataLoader) of pairs, the curvature batch is one pair: "
+    "optimizer.step([(x, y), (x2, y2)], curvature=(x, y))"
+)
 
 
 def sizes_of(batches: Iterable[Any], count: Count) -> list[int]:
     """The rows of each batch; refuses what cannot be iterated twice, or is not the same then."""
+    if not isinstance(batches, Iterable):
+        raise TypeError(f"HF.step: batches is a {type(batches).__name__}; {_RIGHT}")
     if iter(batches) is batches:
         raise TypeError(
             f"batches is a one-time iterator ({type(batches).__name__}): expected something that can be iterated "
@@ -36,10 +42,13 @@ def sizes_of(batches: Iterable[Any], count: Count) -> list[int]:
     return sizes
 
 
-def pair(batch: Any) -> tuple[Any, Any]:
+def pair(batch: Any, what: str = "each of batches") -> tuple[Any, Any]:
+    """Inputs and targets of a batch; refuses what is none, by what it was given as."""
     if not isinstance(batch, tuple | list) or len(batch) != 2:
-        found = f"{len(batch)} of them" if isinstance(batch, tuple | list) else f"a {type(batch).__name__}"
-        raise TypeError(f"HF.step(batches, curvature): expected (inputs, targets) pairs in both, got {found}")
+        one = isinstance(batch, tuple | list) and len(batch) == 1 and isinstance(batch[0], tuple | list)
+        length = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
+        found = f"a {type(batch).__name__}{length}, not a pair" + (": is it a list of batches?" if one else "")
+        raise TypeError(f"HF.step: expected {what} to be (inputs, targets), got {found}; {_RIGHT}")
     return batch[0], batch[1]
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from shf.data.rows import RowAxis, even_chunks
+from shf.errors import AmbiguousRowsError
 from shf.model.jacobian import Graph, Jacobian
 from shf.model.layersquares import MOST_NUMBERS, Use, formula
 from shf.model.network import holders
@@ -180,10 +181,14 @@ def cases_at_once(jacobian: Jacobian, wanted: Sequence[int]) -> int:
 def _through_own_graphs(
     jacobian: Jacobian, cotangents: Sequence[Tensor], wanted: list[int], size: int
 ) -> dict[int, Tensor] | None:
-    """Σ_j (J_j'u_j)² from graphs of at most `size` cases; None where outputs have another shape there than in the batch."""
+    """Σ_j (J_j'u_j)² from graphs of at most `size` cases; None where outputs have another shape there than in the batch, or
+    cases are only to be had together."""
     squares = _zeros(jacobian, wanted)
     for rows in even_chunks(jacobian.rows, size):
-        local, part = jacobian.restricted(rows), jacobian.cotangents_of(cotangents, rows)
+        try:
+            local, part = jacobian.restricted(rows), jacobian.cotangents_of(cotangents, rows)
+        except AmbiguousRowsError:
+            return None
         for chunk, graph, u in local.graphs_with(part):
             if any(z.shape != v.shape for z, v in zip(graph.outputs, u, strict=True)):
                 return None

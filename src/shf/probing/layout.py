@@ -51,6 +51,11 @@ class Layout:
     obstacle: str | None = None
     conclusive: bool = True
 
+    @property
+    def cases(self) -> CallAxes | None:
+        """Where formulas of layers find the cases of a batch; None where cases influence each other."""
+        return self.calls if self.separable or (self.obstacle is not None and self.calls) else None
+
 
 NO_ROWS = Layout([], [], {}, separable=True)
 """Of a process that holds no rows."""
@@ -131,6 +136,19 @@ def draw_axes(network: Network, batch: Batch, layout: Layout, seed: int) -> Sequ
 def has_minor_draws(layout: Layout) -> bool:
     """Whether folded axes of its draws have the rows last."""
     return any(axis is not None and axis.minor for axis in layout.draws)
+
+
+def calls_along_rows(network: Network, batch: Batch, seed: int) -> CallAxes:
+    """For a model that cannot be run on some rows: the calls of layers whose input has as many entries along axis 0 as the
+    batch has rows, taken for these. What layers then make of single cases is right unless cases influence each other."""
+    with torch.no_grad():
+        _, calls = _recorded(network, batch, Draws(seed, batch.rows))
+    return {
+        module: [
+            RowAxis(0) if c.input is not None and c.input.shape[:1] == (batch.rows,) else None for c in calls.of[module]
+        ]
+        for module in calls.of
+    }
 
 
 class LayoutMemory:

@@ -93,9 +93,8 @@ class BatchProblem:
         self.outputs, value = sum(u.numel() for u in L.gradient), L.value.item()
         if not math.isfinite(value):
             self._refuse(f"loss {self.loss.name} is {value} at the present parameters, before the step")
-        axes = self._layout.calls if self._layout.separable else None
         weight = self.weight
-        pass_ = GradientPass(J, L, self.loss.reduction, axes, self._passes.signs, weight)
+        pass_ = GradientPass(J, L, self.loss.reduction, self._layout.cases, self._passes.signs, weight)
         gradient, diagonal = preparation.pull(pass_)
         if not all_finite(gradient):
             self._refuse("the gradient is not finite at the present parameters, before the step")
