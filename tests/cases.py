@@ -307,6 +307,44 @@ def one_layer(layer: Callable[[], nn.Module], features: int) -> Callable[[], nn.
     return lambda: nn.Sequential(layer(), nn.Tanh(), nn.Flatten(), nn.Linear(features, 3))
 
 
+class Functional(nn.Module):
+    """Convolutions by functions, with weights that are parameters or made of some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.randn(4, 2, 3, 3)), nn.Parameter(torch.randn(2, 2, 2, 2))
+        self.bias, self.head = nn.Parameter(torch.randn(4)), nn.Linear(36, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.conv2d(x, self.first, self.bias, stride=2, padding=1).tanh()
+        x = F.conv_transpose2d(x, torch.cat([self.second, self.second.square()]), padding=1, stride=2, output_padding=1)
+        x = torch.conv2d(x.tanh(), weight=self.first, bias=self.bias, padding="same", dilation=2).tanh()
+        return self.head(x.flatten(1))
+
+
+class Again(nn.Module):
+    """A model that runs again in its backward pass."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.model, x, use_reentrant=False)
+
+
+class Mapped(nn.Module):
+    """A convolution of one image without an axis of rows, and another mapped over the images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Conv2d(2, 3, 2), nn.Conv2d(3, 2, 2), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.stack([self.first(image) for image in x]).tanh()
+        return self.head(torch.func.vmap(self.second)(x).tanh().flatten(1))
+
+
 class LowRank(nn.Linear):
     """W + UV: a linear layer with parameters beside weight and bias."""
 
@@ -423,6 +461,25 @@ CASES = [
     Case("Conv1d, groups, circular padding", "convolutional",
          one_layer(lambda: nn.Conv1d(2, 4, 3, padding=1, groups=2, padding_mode="circular"), 20), pair(real(2, 5), classes()), CE),
     Case("Conv3d, groups", "convolutional", one_layer(lambda: nn.Conv3d(2, 2, 2, groups=2), 16), pair(real(2, 3, 3, 3), classes()), CE),
+    Case("Conv1d, two layers, stride, dilation", "convolutional",
+         lambda: nn.Sequential(nn.Conv1d(2, 3, 3, padding=2, dilation=2), nn.Tanh(), nn.Conv1d(3, 4, 2, stride=2, bias=False), nn.Tanh(),
+                               nn.Flatten(), nn.Linear(8, 3)), pair(real(2, 5), classes()), CE),
+    Case("Conv2d, depthwise and pointwise", "convolutional",
+         lambda: nn.Sequential(nn.Conv2d(2, 2, 1), nn.Tanh(), nn.Conv2d(2, 4, 3, padding=1, groups=2), nn.Tanh(), nn.Conv2d(4, 2, 1), nn.Tanh(),
+                               nn.Flatten(), nn.Linear(32, 3)), images, CE),
+    Case("Conv2d, even kernel, padding same, dilation", "convolutional",
+         lambda: nn.Sequential(nn.Conv2d(2, 2, 2, padding="same"), nn.Tanh(), nn.Conv2d(2, 2, (2, 3), dilation=(3, 1), padding="same"), nn.Tanh(),
+                               nn.Flatten(), nn.Linear(32, 3)), images, CE),
+    Case("Conv3d, two layers, stride, padding by repetition", "convolutional",
+         lambda: nn.Sequential(nn.Conv3d(1, 2, 2, stride=2, padding=1, padding_mode="replicate"), nn.Tanh(), nn.Conv3d(2, 3, 2, padding="valid"),
+                               nn.Tanh(), nn.Flatten(), nn.Linear(3, 3)), pair(real(1, 3, 3, 3), classes()), CE),
+    Case("ConvTranspose2d, two layers, stride, dilation, padding", "convolutional",
+         lambda: nn.Sequential(nn.ConvTranspose2d(2, 4, 2, stride=2, padding=1), nn.Tanh(),
+                               nn.ConvTranspose2d(4, 2, 3, dilation=2, groups=2, padding=3, bias=False), nn.Tanh(),
+                               nn.Flatten(), nn.Linear(32, 3)), images, CE),
+    Case("convolutions outside of modules", "convolutional", Functional, images, CE, layers=False),
+    Case("convolutions, checkpointed", "convolutional", lambda: Again(cnn()()), images, CE),
+    Case("convolutions, image by image", "convolutional", Mapped, images, CE, layers=False),
     Case("Conv2d, pooling of all kinds", "convolutional",
          lambda: nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.AvgPool2d(2, 1), nn.LPPool2d(2, 2, 1), nn.AdaptiveMaxPool2d(2),
                                nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 3)), images, CE),

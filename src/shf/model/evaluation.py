@@ -21,12 +21,14 @@ class Evaluation:
         level: 0 without graphs, as nearly all models can be. 1 with graphs from the inputs on, for models that differentiate
             by them: those of trial parameters, which would cost as much again, are left out. 2 with all graphs, for models
             that differentiate by parameters.
+        convolves: whether there are convolutions in the graphs of its gradients.
     """
 
     MOST = 2
 
     def __init__(self) -> None:
         self.level = 0
+        self.convolves = False
 
     def __call__(self, run: Callable[[Sequence[Tensor]], Result], values: Sequence[Tensor]) -> Result:
         """`run` on these parameters (called under no_grad), without a graph behind what it returns.

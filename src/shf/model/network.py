@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from shf.data.tree import parts
 from shf.linear.flat import Shapes
+from shf.model.convolution import OwnConvolutions
 from shf.model.evaluation import Evaluation
 from shf.runtime.interrupts import poll
 
@@ -110,7 +111,7 @@ class Network:
         model: the module; its training flags are respected as they are at each call.
         parameters: the parameters that make up θ, in the order of the flat vector.
         forward: how to call it.
-        evaluation: how it is run where no gradient is wanted, as far as that is known.
+        evaluation: how it is run, as far as that is known.
     """
 
     def __init__(
@@ -177,7 +178,11 @@ class Network:
 
     def _run(self, values: Sequence[Tensor], inputs: Any, buffers: dict[str, Tensor]) -> Any:
         replaced = self._by_name(values, buffers)
-        with plain_gradients(self.model):  # tied weights have all their names there: torch need not look for them
+        rules = OwnConvolutions() if self.evaluation.convolves and torch.is_grad_enabled() else nullcontext()
+        with (
+            plain_gradients(self.model),
+            rules,
+        ):  # tied weights have all their names there: torch need not look for them
             outputs = functional_call(self._bound, replaced, (inputs,), tie_weights=False)
         buffers.update({name: replaced[f"model.{name}"] for name in buffers})
         return outputs
@@ -191,11 +196,12 @@ class Network:
             values: θ of the forward pass.
             before: the buffers that it changed, as they were; without any, nothing needs to be replaced.
         """
-        if not before and not self._elsewhere:
-            return run()
-        copies = {name: buffer.clone() for name, buffer in before.items()}
-        result: Result = functional_call(self._around, self._by_name(values, copies), (run,), tie_weights=False)
-        return result
+        with OwnConvolutions() if self.evaluation.convolves else nullcontext():  # what is run again is what it was
+            if not before and not self._elsewhere:
+                return run()
+            copies = {name: buffer.clone() for name, buffer in before.items()}
+            result: Result = functional_call(self._around, self._by_name(values, copies), (run,), tie_weights=False)
+            return result
 
     def changed(self, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The module's own buffers, copied, of which a pass has left other values."""

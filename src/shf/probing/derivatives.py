@@ -10,6 +10,7 @@ from torch.autograd.graph import Node
 
 from shf.data.batches import Batch
 from shf.data.draws import Draws
+from shf.model.convolution import is_own
 from shf.model.jacobian import Jacobian
 from shf.model.network import Network
 
@@ -32,7 +33,7 @@ def refuse_single_derivatives(jacobian: Jacobian) -> None:
         RuntimeError: it names a parameter whose part is missing.
     """
     ends = [z for _, graph in jacobian.graphs() for z in graph.outputs]
-    if not any(isinstance(node, BackwardCFunction) or "CppNode" in node.name() for node in graph_nodes(ends)):
+    if not any(map(_is_foreign, graph_nodes(ends))):
         return
     u = [torch.randn_like(z) for z in ends]
     g = jacobian.vjp(u)
@@ -46,6 +47,11 @@ def refuse_single_derivatives(jacobian: Jacobian) -> None:
                 "there to the outputs a torch.autograd.Function has a backward pass that torch does not see into "
                 "(once_differentiable, numpy, a kernel of its own); write it with torch's operations"
             )
+
+
+def _is_foreign(node: Node) -> bool:
+    """Whether it is neither torch's own nor ours."""
+    return (isinstance(node, BackwardCFunction) and not is_own(node)) or "CppNode" in node.name()
 
 
 def graph_nodes(ends: Sequence[Tensor]) -> Iterator[Node]:

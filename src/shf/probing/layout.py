@@ -18,6 +18,7 @@ from shf.data.draws import Draws, mix
 from shf.data.rows import RowAxis, infer_axis
 from shf.data.tree import leaves
 from shf.errors import AmbiguousRowsError
+from shf.model.convolution import is_convolution
 from shf.model.network import REFUSALS, Network
 from shf.model.percase import CallAxes
 from shf.model.recording import Calls
@@ -354,6 +355,7 @@ def refuse_blind_spots(network: Network, batch: Batch, seed: int) -> list[Tensor
         outputs = network(network.leaves(), batch.inputs)
     own = {id(p): name for p, name in zip(network.parameters, network.names, strict=True)}
     for node in graph_nodes(_floating(outputs)):
+        network.evaluation.convolves |= is_convolution(node)
         if node.name() == "CheckpointFunctionBackward":
             raise RuntimeError(
                 "the model uses reentrant gradient checkpointing, which cannot be differentiated by autograd.grad; "
