@@ -61,27 +61,24 @@ def configure(request: Request, experiment: Experiment | None = None, *, choices
     choice = None if request.untuned else find_choice(experiment.name, spec.name, choices)
     experiment = _as_defined(experiment, spec, choice)
     experiment = experiment.with_options({k: v for k, v in chosen.items() if k in OPTIONS})
-    _refuse_contradictions(request, experiment, spec)
+    check_fit(experiment, spec, request.split)
+    if request.pretraining is not None and experiment.data == "reuters":
+        raise ExperimentError(f"--pretrain: {experiment.name} has no hidden layer to pretrain")
     own = {k: v for k, v in chosen.items() if k not in OPTIONS}
     epochs = experiment.epochs if request.epochs is None and request.minutes is None else request.epochs
     batch = experiment.gradient_batch if spec.batch == "experiment" or "gradient_batch" in chosen else int(spec.batch)
+    as_asked = ("seed", "minutes", "rows_every", "pretraining", "options", "clock", "evaluate_seconds")
     return RunConfig(
         experiment=experiment,
         method=spec.name,
         settings=_settings(request, experiment, spec, choice, own),
         batch=batch,
-        seed=request.seed,
         split=request.split or 1,
         epochs=epochs,
-        minutes=request.minutes,
-        rows_every=request.rows_every,
         dropout_layers=spec.dropout or "last",
-        pretraining=request.pretraining,
-        options=request.options,
         tuning={} if choice is None else provenance(choice),
         threads=request.threads or torch.get_num_threads(),
-        clock=request.clock,
-        evaluate_seconds=request.evaluate_seconds,
+        **{name: getattr(request, name) for name in as_asked},
     )
 
 
@@ -109,16 +106,6 @@ def _value(word: str) -> Any:
         return word
 
 
-def check_split(split: int | None, experiment: Experiment) -> None:
-    """Refuse a split of data that have none, or one that there is not."""
-    if split is None:
-        return
-    if experiment.data != "usps":
-        raise ExperimentError(f"--split {split}: only USPS has splits, {experiment.name} has not")
-    if not 1 <= split <= 5:
-        raise ExperimentError(f"--split {split}: must be from 1 to 5")
-
-
 def pretraining(method: str | None, epochs: int | None) -> Pretraining | None:
     """What ``--pretrain`` and ``--pretrain-epochs`` ask for."""
     if method is None:
@@ -132,18 +119,15 @@ def pretraining(method: str | None, epochs: int | None) -> Pretraining | None:
 
 def check_fit(experiment: Experiment, spec: MethodSpec, split: int | None) -> None:
     """Refuse a method that the experiment cannot be done with, or a split that its data do not have."""
-    check_split(split, experiment)
+    if split is not None and experiment.data != "usps":
+        raise ExperimentError(f"--split {split}: only USPS has splits, {experiment.name} has not")
+    if split is not None and not 1 <= split <= 5:
+        raise ExperimentError(f"--split {split}: must be from 1 to 5")
     dropout = experiment.input_dropout or experiment.hidden_dropout
     if spec.dropout is not None and not dropout:
         twin = f"{experiment.name}-dropout"
         advice = f"; use {twin}" if twin in EXPERIMENTS else ""
         raise ExperimentError(f"{spec.name} trains with dropout and {experiment.name} has none{advice}")
-
-
-def _refuse_contradictions(request: Request, experiment: Experiment, spec: MethodSpec) -> None:
-    check_fit(experiment, spec, request.split)
-    if request.pretraining is not None and experiment.data == "reuters":
-        raise ExperimentError(f"--pretrain: {experiment.name} has no hidden layer to pretrain")
 
 
 def _as_defined(experiment: Experiment, spec: MethodSpec, choice: Choice | None) -> Experiment:
@@ -178,12 +162,9 @@ def fixed_settings(experiment: Experiment, spec: MethodSpec) -> dict[str, Any]:
 
 def provenance(choice: Choice) -> dict[str, Any]:
     """A tuned choice for a run's record: what was chosen, by which search, and the same in a few words."""
-    chosen = ", ".join(
-        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in choice.settings.items()
-    )
-    if choice.input_dropout is not None:
-        chosen = ", ".join(filter(None, (chosen, f"input dropout {choice.input_dropout:g}")))
+    amount = {} if choice.input_dropout is None else {"input dropout": float(choice.input_dropout)}
+    named = {**choice.settings, **amount}.items()
+    chosen = ", ".join(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in named)
     record = {key: value for key, value in choice.to_json().items() if key not in ("trials", "edge")}
     words = f"tuned: {chosen.replace('learning_rate ', '').replace('_', ' ')} (best of {len(choice.trials)})"
     return {**record, "edge": list(choice.edge), "tried": len(choice.trials), "words": words}

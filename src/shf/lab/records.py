@@ -183,9 +183,7 @@ def read_run_file(directory: Path) -> dict[str, Any]:
     path = directory / RUN_FILE
     try:
         record = json.loads(read_at_most(path, _LONGEST_RUN_FILE))
-    except TooLargeError:
-        raise RecordError(f"{path}: larger than {_LONGEST_RUN_FILE >> 20} MiB; this is no record of a run") from None
-    except IrregularFileError as error:
+    except (IrregularFileError, TooLargeError) as error:
         raise RecordError(f"{error}; this is no record of a run") from None
     except FileNotFoundError:
         found = [path.parent for deep in ("*", "*/*") for path in sorted(directory.glob(f"{deep}/{RUN_FILE}"))]

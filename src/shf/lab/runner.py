@@ -82,6 +82,10 @@ class OccupiedError(ExperimentError):
     """A directory for a new run holds another."""
 
 
+class CheckpointsGoneError(RecordError):
+    """A record of more than a beginning, and no checkpoint to go on from."""
+
+
 def start_fresh(
     config: RunConfig, below: Path = RUNS, *, observer: Observer | None = None, options: RunOptions | None = None
 ) -> RunResult:
@@ -150,10 +154,6 @@ def resume(
             return _continue(config, record, loaded, store, directory, observer, options)
 
 
-class CheckpointsGoneError(RecordError):
-    """A record of more than a beginning, and no checkpoint to go on from."""
-
-
 def _refuse_to_start_over(record: Mapping[str, Any], directory: Path) -> None:
     """A run that has recorded something and has no checkpoint now lies on a disk that is not whole, or is a copy of the
     record alone: to begin anew would remove it."""
@@ -191,12 +191,7 @@ def _continue(
         tensorboard=options.tensorboard,
         first_iteration=training.position.iteration,
     )
-    differences = (
-        *_version_differences(record),
-        *_process_differences(record, options.crew.size),
-        *_schedule_differences(_config(record), config),
-    )
-    for difference in differences:
+    for difference in _differences(record, config, options.crew.size):
         recorder.say(difference)
     for text in () if loaded is None else loaded.passed_over:
         recorder.say(f"a damaged checkpoint was passed over, the one before it is used: {text}")
@@ -217,7 +212,9 @@ def _train(training: Training, recorder: Recorder, directory: Path, observer: Ob
             if training.loop.diverged is not None:
                 break
             if training.epoch_ended:
-                _end_epoch(training, recorder, observer)
+                ended = training.end_epoch()
+                _record_evaluation(training, recorder, ended)
+                observer.epoch(ended, budget.progress(training))
             elif training.evaluation_due:
                 _record_evaluation(training, recorder, training.evaluate())
             if not estimated and not budget.exhausted(training) and budget.enough_to_estimate(training, first):
@@ -235,12 +232,6 @@ def _train(training: Training, recorder: Recorder, directory: Path, observer: Ob
     return _finish(training, recorder, directory, observer, status)
 
 
-def _end_epoch(training: Training, recorder: Recorder, observer: Observer) -> None:
-    row = training.end_epoch()
-    _record_evaluation(training, recorder, row)
-    observer.epoch(row, budget.progress(training))
-
-
 def _record_evaluation(training: Training, recorder: Recorder, row: Mapping[str, Any]) -> None:
     """The row, and the network if it is the best so far; not at a run's end, which the last checkpoint has."""
     recorder.row(row)
@@ -253,7 +244,7 @@ def _finish(training: Training, recorder: Recorder, directory: Path, observer: O
     """Save, and unless interrupted evaluate what an unfinished epoch has reached.
 
     The last checkpoint comes before that evaluation: a run that is given more time continues as if it had it from the
-    start, without the extra row (but for what `_schedule_differences` warns about). If it cannot be written, the record
+    start, without the extra row (but for what `_differences` warns about). If it cannot be written, the record
     does not call the run finished: its parameters would never be saved; `shf resume` does the rest again.
     """
     kept = status is Status.DIVERGED or recorder.checkpoint(training.position.iteration, training.state())
@@ -279,25 +270,12 @@ def new_training(
     clock: Clock | None = None,
 ) -> Training:
     """Data, network (pretrained if asked for) and method, at iteration 0; `note` hears where data are fetched from."""
-    problem = build(
-        config.experiment,
-        seed=config.seed,
-        split=config.split,
-        data_dir=data_dir,
-        dropout_layers=config.dropout_layers,
-        progress=note,
-    )
-    if config.pretraining is not None and pretrain:
-        generator = torch.Generator().manual_seed(config.seed)
-        inputs = problem.data.train_inputs
-        note(f"pretraining ({config.pretraining.method}, {config.pretraining.epochs} epochs per layer)")
-        pretrain_(
-            problem.model,
-            inputs,
-            method=config.pretraining.method,
-            epochs=config.pretraining.epochs,
-            generator=generator,
-        )
+    how: dict[str, Any] = {"seed": config.seed, "split": config.split, "dropout_layers": config.dropout_layers}
+    problem = build(config.experiment, data_dir=data_dir, progress=note, **how)
+    if (asked := config.pretraining) is not None and pretrain:
+        note(f"pretraining ({asked.method}, {asked.epochs} epochs per layer)")
+        generator, inputs = torch.Generator().manual_seed(config.seed), problem.data.train_inputs
+        pretrain_(problem.model, inputs, method=asked.method, epochs=asked.epochs, generator=generator)
     spec = find_method(config.method)
     try:
         method = spec.build(problem.model, problem.loss, _settings(config, problem.data.train_targets.shape[0]))
@@ -366,9 +344,9 @@ def _config(record: Mapping[str, Any]) -> RunConfig:
 
 def _refuse_less(training: Training, before: RunConfig) -> None:
     """A new limit that lies behind where the run is: its record would claim to be that of a shorter one."""
-    config, at = training.config, training.position
-    if config.epochs != before.epochs and config.epochs is not None and config.epochs < at.epoch + (at.index > 0):
-        done = f"{at.epoch}" + " and a part" * (at.index > 0)
+    config, at, part = training.config, training.position, training.position.index > 0
+    if config.epochs != before.epochs and config.epochs is not None and config.epochs < at.epoch + part:
+        done = f"{at.epoch}" + " and a part" * part
         raise ExperimentError(f"--epochs {config.epochs}: the run has gone through {done} already; give more")
     if config.minutes != before.minutes and config.minutes is not None and 60 * config.minutes < at.elapsed:
         spent = at.elapsed / 60
@@ -384,34 +362,24 @@ def _check_same_data(record: Mapping[str, Any], data: Dataset) -> None:
         )
 
 
-def _version_differences(record: Mapping[str, Any]) -> Iterator[str]:
-    recorded = record.get("versions") or {}
+def _differences(record: Mapping[str, Any], now: RunConfig, processes: int) -> Iterator[str]:
+    """In words: what makes a run that goes on another than one that was never stopped.
+
+    Sums over the rows of a batch are rounded in another order where these are shared out otherwise; a schedule that is
+    spread over the epochs of a run (see `_settings`) is another where these change.
+    """
+    perhaps = "it continues, but perhaps not bitwise as it would have"
+    versions, before = record.get("versions") or {}, _config(record)
     for name, version in machine.versions().items():
-        if name in recorded and recorded[name] != version:
-            yield (
-                f"{name} {version} is installed, the run was started with {recorded[name]}: "
-                "it continues, but perhaps not bitwise as it would have"
-            )
-
-
-def _process_differences(record: Mapping[str, Any], processes: int) -> Iterator[str]:
-    """Sums over the rows of a batch are rounded in another order where these are shared out otherwise."""
-    recorded = (record.get("machine") or {}).get("processes", 1)
-    if recorded != processes:
-        yield (
-            f"the run goes on with {processes} process{'' if processes == 1 else 'es'}, its earlier part had {recorded}: "
-            "it continues, but perhaps not bitwise as it would have"
-        )
-
-
-def _schedule_differences(before: RunConfig, now: RunConfig) -> Iterator[str]:
-    """A schedule that is spread over the epochs of a run (see `_settings`) is another where these change."""
+        if versions.get(name, version) != version:
+            yield f"{name} {version} is installed, the run was started with {versions[name]}: {perhaps}"
+    earlier = (record.get("machine") or {}).get("processes", 1)
+    if earlier != processes:
+        several = f"{processes} process{'' if processes == 1 else 'es'}"
+        yield f"the run goes on with {several}, its earlier part had {earlier}: {perhaps}"
     if before.epochs != now.epochs and before.settings.get("total_updates", 0) is None:
+        limits = [f"{c.epochs} epochs" if c.epochs is not None else f"{c.minutes:g} minutes" for c in (before, now)]
         yield (
-            f"the schedule of {now.method} is spread over the run, which was begun for "
-            f"{_limit(before)} and now has {_limit(now)}: it continues, but not as if it had had these from its start"
+            f"the schedule of {now.method} is spread over the run, which was begun for {limits[0]} and now has {limits[1]}: "
+            "it continues, but not as if it had had these from its start"
         )
-
-
-def _limit(config: RunConfig) -> str:
-    return f"{config.epochs} epochs" if config.epochs is not None else f"{config.minutes:g} minutes"
