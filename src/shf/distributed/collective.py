@@ -1,4 +1,4 @@
-"""The processes that take a step together, and what they exchange: the protocol, and the case of one process.
+"""The processes that take a step together, and what they exchange, in the case of one process.
 
 Every sum over rows is handed over as a function that computes this process's part of it. What comes back is the sum over
 all processes, bitwise the same on each, so that all decisions made from it are the same too. A function that raises on one
@@ -74,94 +74,60 @@ class Agreement:
     seed: int
 
 
-class Collective(Protocol):
-    """The processes of a step."""
+class Collective:
+    """The processes of a step. Here there is one, and every sum is its own part; `Replicated` is several.
 
-    @property
-    def several(self) -> bool:
-        """Whether there is more than one, so that one may hold no rows."""
-
-    def step(self) -> AbstractContextManager[None]:
-        """Surrounds a step: an error that leaves it here is made known to the others."""
-
-    def agree(self, prepare: Callable[[], P]) -> tuple[P, Agreement]:
-        """Begins a step: everyone prepares, and makes sure that all are about to do the same thing."""
-
-    def add(self, numbers: Callable[[], Sequence[float]], count: int) -> list[float]:
-        """Sums of `count` numbers, in float64, in one message."""
-
-    def sum(self, vector: Callable[[], Tensor], like: Tensor) -> Tensor:
-        """The sum of flat vectors like `like`, in one message: this process's part of it, and the caller's to change."""
-
-    def common(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors of the first process that holds rows, in one message."""
-
-    def mine(self, number: int) -> bool:
-        """Whether the one of several equal tasks that has this number is this process's to do."""
-
-    # Vectors of θ's size may be split over the processes: each computes with its own part, and inner products are summed.
-
-    @property
-    def split(self) -> bool:
-        """Whether they are."""
-
-    def part(self, size: int) -> range:
-        """Which entries of a vector this process holds."""
-
-    def own(self, vector: Tensor) -> Tensor:
-        """This process's part of a whole vector."""
-
-    def whole(self, part: Tensor, size: int) -> Tensor:
-        """The whole vector of `size` entries, from everyone's part of it."""
-
-    def dot(self, a: Tensor, b: Tensor) -> float:
-        """The inner product of two vectors, from everyone's part of them."""
-
-
-class WholeVectors:
-    """Vectors are not split."""
-
-    split = False
-
-    def part(self, size: int) -> range:
-        return range(size)
-
-    def own(self, vector: Tensor) -> Tensor:
-        return vector
-
-    def whole(self, part: Tensor, size: int) -> Tensor:
-        return part
-
-    def dot(self, a: Tensor, b: Tensor) -> float:
-        return inner_product(a, b)
-
-
-class SingleProcess(WholeVectors):
-    """One process: every sum is its own part."""
+    Vectors of θ's size may be split over the processes: each computes with its own part, and inner products are summed.
+    """
 
     several = False
-
-    def mine(self, number: int) -> bool:
-        return True
+    """Whether there is more than one, so that one may hold no rows."""
+    split = False
+    """Whether vectors are."""
 
     def __repr__(self) -> str:
         return "one process"
 
     def step(self) -> AbstractContextManager[None]:
+        """Surrounds a step: an error that leaves it here is made known to the others."""
         return nullcontext()
 
     def agree(self, prepare: Callable[[], P]) -> tuple[P, Agreement]:
+        """Begins a step: everyone prepares, and makes sure that all are about to do the same thing."""
         own = prepare()
         return own, Agreement([Share(0, n, n) for n in own.counts], own.seed)
 
     def add(self, numbers: Callable[[], Sequence[float]], count: int) -> list[float]:
+        """Sums of `count` numbers, in float64, in one message."""
         return list(numbers())
 
     def sum(self, vector: Callable[[], Tensor], like: Tensor) -> Tensor:
+        """The sum of flat vectors like `like`, in one message: this process's part of it, and the caller's to change."""
         return vector()
 
     def common(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of the first process that holds rows, in one message."""
         return dict(tensors)
 
+    def mine(self, number: int) -> bool:
+        """Whether the one of several equal tasks that has this number is this process's to do."""
+        return True
 
-SINGLE = SingleProcess()
+    def part(self, size: int) -> range:
+        """Which entries of a vector this process holds."""
+        return range(size)
+
+    def own(self, vector: Tensor) -> Tensor:
+        """This process's part of a whole vector."""
+        return vector
+
+    def whole(self, part: Tensor, size: int) -> Tensor:
+        """The whole vector of `size` entries, from everyone's part of it."""
+        return part
+
+    def dot(self, a: Tensor, b: Tensor) -> float:
+        """The inner product of two vectors, from everyone's part of them."""
+        return inner_product(a, b)
+
+
+SINGLE = Collective()

@@ -20,7 +20,7 @@ from shf.component import Component, flag, number, one_of, option, whole
 from shf.data.draws import mix
 from shf.distributed.agreement import checksums, differences, to_text
 from shf.distributed.channel import Channel, Traffic, find_group
-from shf.distributed.collective import SINGLE, Agreement, Collective, P, Share, WholeVectors
+from shf.distributed.collective import SINGLE, Agreement, Collective, P, Share
 from shf.errors import RankError
 from shf.linear.cg import inner_product
 
@@ -112,7 +112,7 @@ class _Presence(Generic[P]):
         return [1, mix(self.facts), mix(*self.checksums.values()), *counts[:_COUNTS], *padding]
 
 
-class Replicated(WholeVectors):
+class Replicated(Collective):
     """The ranks of a process group, each with all of every vector.
 
     Attributes:
@@ -124,11 +124,8 @@ class Replicated(WholeVectors):
         self._communication = communication
         self._told: BaseException | None = None
         self._source = 0
-        self._met = False  # whether a agreement has succeeded: rank 0's seed is everyone's from then on
-
-    @property
-    def several(self) -> bool:
-        return self.channel.size > 1
+        self._met = False  # whether an agreement has succeeded: rank 0's seed is everyone's from then on
+        self.several = channel.size > 1
 
     @property
     def traffic(self) -> Traffic:
@@ -192,18 +189,14 @@ class Replicated(WholeVectors):
         return number % self.channel.size == self.channel.rank
 
     def common(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        dense = {
-            name: t for name, t in tensors.items() if t.layout == torch.strided
-        }  # sparse ones stay each rank's own
+        dense = {n: t for n, t in tensors.items() if t.layout == torch.strided}  # sparse ones stay each rank's own
         if not dense:
             return dict(tensors)
         flat = torch.cat([t.detach().reshape(-1).view(torch.uint8) for t in dense.values()])
         self.channel.broadcast_(flat, self._source)
         pieces = flat.split([t.numel() * t.element_size() for t in dense.values()])
-        return dict(tensors) | {
-            name: piece.clone().view(t.dtype).view(t.shape)
-            for (name, t), piece in zip(dense.items(), pieces, strict=True)
-        }
+        found = {n: p.clone().view(t.dtype).view(t.shape) for (n, t), p in zip(dense.items(), pieces, strict=True)}
+        return {**tensors, **found}
 
     def _end_together(self, failed: bool, error: BaseException | None) -> None:
         """Ends the step on all ranks if one of them failed: there with its own error, elsewhere with its name."""

@@ -61,7 +61,7 @@ def evaluate(
             x, t = select_rows(inputs, chunk), select_rows(targets, chunk)
             z = model(x)
             total_loss += float(loss(z, t)) * len(chunk)
-            total += _ERRORS[task](z, t)
+            total += _errors(task, z, t)
     mean = total / rows
     if task is Task.REGRESSION:
         return {"loss": total_loss / rows, "rms_error": unit * math.sqrt(mean)}
@@ -70,20 +70,12 @@ def evaluate(
     return {"loss": total_loss / rows, "squared_error": mean, "half_squared_error": mean / 2}
 
 
-def _wrong(logits: Tensor, targets: Tensor) -> float:
-    return float((logits.argmax(1) != targets).sum())
-
-
-def _restoring(logits: Tensor, targets: Tensor) -> float:
-    return _squared(logits.sigmoid(), targets)
-
-
-def _squared(outputs: Tensor, targets: Tensor) -> float:
-    return float((outputs - targets).double().square().sum())
-
-
-_ERRORS = {Task.CLASSIFIER: _wrong, Task.AUTOENCODER: _restoring, Task.REGRESSION: _squared}
-"""Of some cases, summed."""
+def _errors(task: Task, outputs: Tensor, targets: Tensor) -> float:
+    """Of some cases, summed: how many are wrong, or ‖x-x̂‖²."""
+    if task is Task.CLASSIFIER:
+        return float((outputs.argmax(1) != targets).sum())
+    restored = outputs.sigmoid() if task is Task.AUTOENCODER else outputs
+    return float((restored - targets).double().square().sum())
 
 
 def samples(model: nn.Module, task: Task, data: Dataset, pixels: Tensor) -> dict[str, NDArray[Any]]:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -56,17 +55,12 @@ def _sparse(n_out: int, n_in: int, generator: torch.Generator) -> Tensor:
     return weights.scatter_(1, chosen, torch.randn(chosen.shape, generator=generator))
 
 
-def _uniform(bound: Callable[[int, int], float]) -> Callable[[int, int, torch.Generator], Tensor]:
-    def draw(n_out: int, n_in: int, generator: torch.Generator) -> Tensor:
-        return torch.empty(n_out, n_in).uniform_(-bound(n_out, n_in), bound(n_out, n_in), generator=generator)
-
-    return draw
+def _uniform(bound: float, n_out: int, n_in: int, generator: torch.Generator) -> Tensor:
+    return torch.empty(n_out, n_in).uniform_(-bound, bound, generator=generator)
 
 
-SCHEMES: Mapping[str, Callable[[int, int, torch.Generator], Tensor]] = MappingProxyType(
-    {
-        "sparse": _sparse,
-        "normalised": _uniform(lambda n_out, n_in: math.sqrt(6.0 / (n_in + n_out + 1))),
-        "torch": _uniform(lambda n_out, n_in: n_in**-0.5),
-    }
-)
+SCHEMES: Mapping[str, Callable[[int, int, torch.Generator], Tensor]] = {
+    "sparse": _sparse,
+    "normalised": lambda n_out, n_in, g: _uniform(math.sqrt(6.0 / (n_in + n_out + 1)), n_out, n_in, g),
+    "torch": lambda n_out, n_in, g: _uniform(n_in**-0.5, n_out, n_in, g),
+}

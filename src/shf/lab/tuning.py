@@ -13,15 +13,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from shf.data.batches import count_rows, select_rows
 from shf.lab.baselines.protocol import Loss, Method, MethodSpec
 from shf.lab.batches import Batches, batch_rows
-from shf.lab.choices import (
-    Choice,
-    Trial,
-)
+from shf.lab.choices import Choice, Trial
 from shf.lab.clock import CLOCKS, Clock
 from shf.lab.loop import Loop, Report, Spent, judged
 
@@ -90,12 +87,6 @@ Tell = Callable[[int, int, Trial], None]
 """Told after each part of a trial: the rung (from 1), how many trials the rung has, and the trial so far."""
 
 
-@dataclass(frozen=True)
-class _Rows:
-    train: torch.Tensor
-    held_out: torch.Tensor
-
-
 def tune(
     experiment: str,
     spec: MethodSpec,
@@ -154,7 +145,7 @@ def tune(
         score=best.score,
         metric=best.metric,
         budget=budget.to_json(),
-        held_out=len(rows.held_out),
+        held_out=len(rows[1]),
         seed=seed,
         edge=_edges(spec, best.settings),
         trials=tuple(run.trial() for run in runs),
@@ -192,12 +183,13 @@ def _combinations(spec: MethodSpec, dropout: Sequence[float]) -> Iterator[tuple[
             yield dict(zip(spec.grid, values, strict=True)), amount
 
 
-def _split(rows: int, held_out: float, seed: int) -> _Rows:
+def _split(rows: int, held_out: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Rows to train on, and rows that are held out."""
     count = round(rows * held_out)
     if not 0 < count < rows:
         raise ValueError(f"tune(held_out={held_out}): of {rows} training rows this holds out {count}")
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
-    return _Rows(order[count:].sort().values, order[:count].sort().values)
+    return order[count:].sort().values, order[:count].sort().values
 
 
 def _edges(spec: MethodSpec, settings: Mapping[str, Any]) -> tuple[str, ...]:
@@ -211,7 +203,7 @@ class _Run:
 
     spec: MethodSpec
     build: Build
-    rows: _Rows
+    rows: tuple[Tensor, Tensor]
     complete: Mapping[str, Any]
     settings: Mapping[str, Any]
     input_dropout: float | None
@@ -221,44 +213,39 @@ class _Run:
     score: float = math.inf
     metric: str = ""
     spent: Spent = field(default_factory=Spent)
-
-    def __post_init__(self) -> None:
-        self._subject: Subject | None = None
-        self._method: Method | None = None
-        self._loop: Loop | None = None
+    training: tuple[Subject, Method, Loop] | None = None
 
     def advance(self, share: Budget) -> None:
         """Trains for one more share of the budget, then scores the network on the held-out rows."""
-        if self._loop is None:
-            self._begin()
-        assert self._subject is not None
-        assert self._loop is not None
+        self.training = self.training or self._begin()
+        subject, method, loop = self.training
         was = replace(self.spent)
-        for _ in self._loop.until(lambda at: not share.covers(at.elapsed - was.elapsed, at.iteration - was.iteration)):
+        for _ in loop.until(lambda at: not share.covers(at.elapsed - was.elapsed, at.iteration - was.iteration)):
             pass
-        self.score = math.inf if self._loop.diverged is not None else self._evaluate(self._subject, self._method)
+        self.score = math.inf if loop.diverged is not None else self._evaluate(subject, method)
         self.scores.append(self.score if math.isfinite(self.score) else None)
 
     def release(self) -> None:
         """Gives up network and method: the trial is over."""
-        self._subject, self._method, self._loop = None, None, None
+        self.training = None
 
     def trial(self) -> Trial:
         return Trial(
             dict(self.settings), self.input_dropout, tuple(self.scores), self.spent.iteration, self.spent.elapsed
         )
 
-    def _begin(self) -> None:
-        self._subject = self.build(self.input_dropout)
-        self.metric = self._subject.metric
-        self._method = self.spec.build(self._subject.model, self._subject.loss, self.complete)
-        self._loop = Loop(partial(next, self._steps(self._subject, self._method)), self.clock, self.spent)
+    def _begin(self) -> tuple[Subject, Method, Loop]:
+        subject = self.build(self.input_dropout)
+        self.metric = subject.metric
+        method = self.spec.build(subject.model, subject.loss, self.complete)
+        return subject, method, Loop(partial(next, self._steps(subject, method)), self.clock, self.spent)
 
     def _steps(self, subject: Subject, method: Method) -> Iterator[Report]:
         """Without end, each yielding its report."""
         size = subject.batch if self.spec.batch == "experiment" else int(self.spec.batch)
-        parts = batch_rows(len(self.rows.train), size, seed=self.seed, epoch=0)
-        batches = Batches([self.rows.train[part] for part in parts], subject.inputs, subject.targets)
+        rows = self.rows[0]
+        parts = batch_rows(len(rows), size, seed=self.seed, epoch=0)
+        batches = Batches([rows[part] for part in parts], subject.inputs, subject.targets)
         steps: Iterable[tuple[Any, Any]] = [(batches, None)] if self.spec.reads_batches else batches
         subject.model.train()
         while True:
@@ -266,9 +253,9 @@ class _Run:
                 yield method.step(inputs, targets)
             method.next_epoch()
 
-    def _evaluate(self, subject: Subject, method: Method | None) -> float:
+    def _evaluate(self, subject: Subject, method: Method) -> float:
         """For a method that averages its iterates, the average is scored."""
-        rows = self.rows.held_out
+        rows = self.rows[1]
         subject.model.eval()
         with torch.no_grad(), judged(method):
             score = subject.score(subject.model, select_rows(subject.inputs, rows), select_rows(subject.targets, rows))

@@ -75,12 +75,12 @@ class LBFGSMethod(OnObjective):
         )
 
     def step(self, inputs: Iterable[tuple[Any, Any]], targets: Any = None) -> dict[str, float]:
-        first, passes, batches = True, 0, 0
+        passes, batches = 0, 0
 
         def closure() -> float:
-            nonlocal first, passes, batches
-            f, gradients, batches = self.objective.gradient_over(inputs, replay=not first)
-            first, passes = False, passes + 1
+            nonlocal passes, batches
+            f, gradients, batches = self.objective.gradient_over(inputs, replay=passes > 0)
+            passes += 1
             for p, g in zip(self.objective.parameters, gradients, strict=True):
                 p.grad = g
             return f
