@@ -13,7 +13,6 @@ from pathlib import Path
 
 from shf.lab.bench.sections import CASES, measure_cases, select
 from shf.lab.bench.targets import Target, judge
-from shf.lab.experiments import ExperimentError
 from shf.lab.outlet import Outlet
 
 __all__ = ["CASES", "Target", "judge", "measure_cases", "run", "select"]
@@ -42,11 +41,7 @@ def run(out: Path | None = None, cases: list[str] | None = None, quick: bool = F
 
     from shf.lab.bench import report
 
-    console, errors = Console(), Outlet(sys.stderr)
-    try:
-        chosen = select(cases)
-    except ValueError as error:
-        raise ExperimentError(str(error)) from None
+    console, errors, chosen = Console(), Outlet(sys.stderr), select(cases)
     place = out or (RESULTS if cases is None else RESULTS / "some")
     place.mkdir(parents=True, exist_ok=True)  # a place that cannot be had is refused before a quarter of an hour
     results = measure_cases(chosen, quick=quick, progress=errors.line)

@@ -41,17 +41,17 @@ class Pace:
     """How thoroughly to measure.
 
     Attributes:
-        quick: shrunk shapes and one repetition: shows that everything runs, its numbers mean nothing.
         repetitions: the fewest rounds of interleaved runs.
         seconds: keep adding rounds until this much time is spent.
         most: the most rounds.
+        quick: shrunk shapes and one repetition: shows that everything runs, its numbers mean nothing.
         clock: reads the time.
     """
 
-    quick: bool = False
     repetitions: int = 3
     seconds: float = 10.0
     most: int = 200
+    quick: bool = False
     clock: Clock = wall
 
 

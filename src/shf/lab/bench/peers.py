@@ -110,38 +110,26 @@ PEERS = {
 
 def seconds_per_epoch(names: Sequence[str], pace: Pace) -> dict[str, dict[str, Any]]:
     """An entry per peer, in the order given; those that are not installed say so."""
-    case = MNIST.shrunk() if pace.quick else MNIST
-    problem = case.problem()
-    tasks: dict[str, Work] = {}
-    for name in names:
-        if _missing(PEERS[name]) is None:
-            tasks[name] = _repeated(PEERS[name].make(case, copy.deepcopy(problem)), 1 if pace.quick else _PERIOD)
-    found = interleaved(tasks, pace)
+    case, steps = (MNIST.shrunk(), 1) if pace.quick else (MNIST, _PERIOD)
+    problem, chosen = case.problem(), {name: PEERS[name] for name in names}
+    there = {name: peer.make(case, copy.deepcopy(problem)) for name, peer in chosen.items() if _version(peer)}
+
+    def repeated(step: Work) -> Work:
+        return lambda: [step() for _ in range(steps)]
+
+    found = interleaved({name: repeated(step) for name, step in there.items()}, pace)
     entries = {}
-    for name in names:
-        peer = PEERS[name]
+    for name, peer in chosen.items():
         entry: dict[str, Any] = {"peer": peer.name, "package": _version(peer), "setup": peer.setup}
         if name in found:
-            per_step = found[name].median / (1 if pace.quick else _PERIOD)
+            per_step = found[name].median / steps
             entry |= {"seconds_per_step": per_step, "seconds_per_epoch": per_step * BATCHES}
             if "adam" in found:
                 entry["over_adam"] = found[name].over(found["adam"])
         else:
-            entry["skipped"] = f"{_missing(peer)} is not installed: pip install '.[bench]' in a clone"
+            entry["skipped"] = f"{peer.package} is not installed: pip install '.[bench]' in a clone"
         entries[name] = entry
     return entries
-
-
-def _repeated(step: Work, times: int) -> Work:
-    def run() -> None:
-        for _ in range(times):
-            step()
-
-    return run
-
-
-def _missing(peer: Peer) -> str | None:
-    return peer.package if _version(peer) is None else None
 
 
 def _version(peer: Peer) -> str | None:

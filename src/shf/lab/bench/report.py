@@ -142,13 +142,13 @@ class _Cells(Formatter):
     """Knows seconds, mebibytes and shares as formats; None is a dash."""
 
     def format_field(self, value: Any, format_spec: str) -> str:
-        kinds: dict[str, Callable[[Any], str]] = {
-            "time": _seconds,
-            "MiB": _mebibytes,
-            "share": lambda share: f"{100 * share:.0f} %",
-        }
-        if format_spec in kinds:
-            return kinds[format_spec](value)
+        match format_spec:
+            case "time":
+                return _seconds(value)
+            case "MiB":
+                return _mebibytes(value)
+            case "share":
+                return f"{100 * value:.0f} %"
         return "–" if value is None else str(super().format_field(value, format_spec))
 
 

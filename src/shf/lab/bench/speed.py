@@ -26,8 +26,7 @@ class RepeatedStep:
 
     def __init__(self, case: FeedForward, problem: Workload) -> None:
         first = case.optimizer(problem, cg_iterations=min(_WARM_ITERATIONS, case.cg_iterations))
-        first.step(problem.inputs, problem.targets)
-        self.info: shf.StepInfo | None = None
+        self.info = first.step(problem.inputs, problem.targets)
         self._problem = problem
         self._optimizer = case.optimizer(problem)
         self._optimizer.load_state_dict(first.state_dict())
@@ -66,11 +65,9 @@ def _with_floor(case: FeedForward, pace: Pace) -> tuple[shf.StepInfo, Timing, Ti
     floor = Floor(case.units, case.rows, case.curvature_rows or case.rows)
 
     def run_floor() -> None:
-        assert step.info is not None
         floor.step(step.info.products, step.info.evaluations)
 
     found = interleaved({"step": step, "floor": run_floor}, pace, before={"step": step.rewind})
-    assert step.info is not None
     return step.info, found["step"], found["floor"]
 
 
