@@ -20,7 +20,7 @@ from shf.lab.data import DamagedDataError, DataError, MissingDataError, curves, 
 from shf.lab.data.catalogue import MNIST
 from shf.lab.data.datasets import standardise_
 from shf.lab.data.errors import SourceError
-from shf.lab.data.original import fetch_original
+from shf.lab.data.fetching import fetch_original
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from shf.lab.data import DamagedDataError, DataError, cache_directory, data_directory
-from shf.lab.data.files import DataFile
-from shf.lab.data.storage import exclusive, read_bounded, write_atomic
+from shf.lab.data.files import DataFile, exclusive, read_bounded, write_atomic
 
 
 def test_read_refuses_what_is_too_large(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from targets import TARGETS, seeds
 from shf.lab import checkpoint, lock, records
 from shf.lab.choices import ChoicesError, read_choices
 from shf.lab.data import DataError
-from shf.lab.data.storage import read_bounded
+from shf.lab.data.files import read_bounded
 from shf.lab.files import IrregularFileError, TooLargeError, open_regular, read_at_most
 from shf.lab.npz import NpzError, read_npz, write_npz
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from shf.lab import budget, machine
+from shf.lab import machine
 from shf.lab.checkpoint import CheckpointStore, Loaded
 from shf.lab.clock import Clock
 from shf.lab.configure import find_method
@@ -39,6 +39,7 @@ from shf.lab.training import Training
 
 RUNS = Path("runs")
 """Where runs go by default, from the directory the command is started in."""
+_ESTIMATE_SECONDS, _ESTIMATE_ITERATIONS = 2.0, 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,22 +206,22 @@ def _train(training: Training, recorder: Recorder, directory: Path, observer: Ob
     """The loop. Ends at the limit, on a signal after the iteration in progress, or when the objective is not finite."""
     first, estimated, status = training.position.iteration, False, Status.FINISHED
     with StopRequest() as stop:
-        for row in training.train(lambda: budget.exhausted(training)):
+        for row in training.train():
             if training.position.iteration % training.config.rows_every == 0:
                 recorder.row(row)
-            observer.iteration(row, budget.progress(training))
+            observer.iteration(row, training.progress())
             if training.loop.diverged is not None:
                 break
             if training.epoch_ended:
                 ended = training.end_epoch()
                 _record_evaluation(training, recorder, ended)
-                observer.epoch(ended, budget.progress(training))
+                observer.epoch(ended, training.progress())
             elif training.evaluation_due:
                 _record_evaluation(training, recorder, training.evaluate())
-            if not estimated and not budget.exhausted(training) and budget.enough_to_estimate(training, first):
+            if not estimated and not training.exhausted and _enough_to_estimate(training, first):
                 estimated = True
-                observer.estimate(training.summary()["seconds_per_epoch"], budget.progress(training))
-            if stop and not budget.exhausted(training):
+                observer.estimate(training.summary()["seconds_per_epoch"], training.progress())
+            if stop and not training.exhausted:
                 status = Status.INTERRUPTED
                 break
             if recorder.checkpoint_due:
@@ -230,6 +231,12 @@ def _train(training: Training, recorder: Recorder, directory: Path, observer: Ob
         if training.loop.diverged:
             observer.warn(training.loop.diverged)
     return _finish(training, recorder, directory, observer, status)
+
+
+def _enough_to_estimate(training: Training, first_iteration: int) -> bool:
+    """Whether enough was seen since that iteration to speak of the whole."""
+    at = training.position
+    return at.iteration - first_iteration >= _ESTIMATE_ITERATIONS or at.elapsed >= _ESTIMATE_SECONDS
 
 
 def _record_evaluation(training: Training, recorder: Recorder, row: Mapping[str, Any]) -> None:
@@ -251,7 +258,7 @@ def _finish(training: Training, recorder: Recorder, directory: Path, observer: O
     if status is not Status.INTERRUPTED and training.position.index > 0:
         row = training.evaluate()
         recorder.row(row)
-        observer.epoch(row, budget.progress(training))
+        observer.epoch(row, training.progress())
     summary = training.summary()
     with training.evaluated():
         samples = training.problem.samples() if status is Status.FINISHED else {}

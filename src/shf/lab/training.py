@@ -8,7 +8,7 @@ function of seed and epoch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -24,6 +24,7 @@ from shf.lab.checkpoint import CheckpointMismatchError
 from shf.lab.clock import CLOCKS, Clock, wall
 from shf.lab.experiments import ExperimentError
 from shf.lab.loop import Loop, Spent, judged
+from shf.lab.observer import Progress
 from shf.lab.problem import Problem
 from shf.lab.runconfig import RunConfig
 
@@ -78,10 +79,11 @@ class Training:
     def _batch_size(self) -> int:
         return self.position.batch or self.config.batch or self._cases
 
-    def train(self, enough: Callable[[], bool]) -> Iterator[dict[str, Any]]:
-        """Steps of the method, each one's row for the record; the objective of the last may not be finite."""
+    def train(self) -> Iterator[dict[str, Any]]:
+        """Steps of the method until the run is exhausted, each one's row for the record; the objective of the last may not
+        be finite."""
         every, before = self.config.evaluate_seconds, self.position.elapsed
-        for report in self.loop.until(lambda _: enough()):
+        for report in self.loop.until(lambda _: self.exhausted):
             at = self.position
             self.evaluation_due = every is not None and at.elapsed // every > before // every
             before = at.elapsed
@@ -90,7 +92,7 @@ class Training:
 
     def iterate(self) -> dict[str, Any]:
         """One step; its row."""
-        return next(self.train(lambda: False))
+        return next(self.train())
 
     def _step(self) -> Mapping[str, float]:
         """The method's step on the next batch."""
@@ -109,6 +111,30 @@ class Training:
     @property
     def epoch_ended(self) -> bool:
         return self.position.index >= self.iterations_per_epoch
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the run has reached its epochs or its minutes of training, whichever comes first."""
+        config, at = self.config, self.position
+        if config.epochs is not None and at.epoch >= config.epochs:
+            return True
+        return config.minutes is not None and at.elapsed >= 60.0 * config.minutes
+
+    def progress(self) -> Progress:
+        """How much of the run's epochs or minutes is spent, and how long the rest will take."""
+        config, at, done = self.config, self.position, [0.0]
+        if config.epochs is not None:
+            done.append(self._epochs / config.epochs)
+        if config.minutes is not None:
+            done.append(at.elapsed / (60.0 * config.minutes))
+        spent = min(1.0, max(done))
+        left = at.elapsed * (1.0 - spent) / spent if spent > 0 else None
+        return Progress(spent, at.elapsed, left, at.epoch, config.epochs, at.iteration)
+
+    @property
+    def _epochs(self) -> float:
+        """Made so far, the part of the one in progress included."""
+        return self.position.epoch + self.position.index / self.iterations_per_epoch
 
     def end_epoch(self) -> dict[str, Any]:
         """Evaluate, tell the method that an epoch is over, and start the next; the epoch's row for the record."""
@@ -133,7 +159,7 @@ class Training:
         at.last = metrics
         return {
             "row": "epoch",
-            "epoch": at.epoch if at.index == 0 else at.epoch + at.index / self.iterations_per_epoch,
+            "epoch": at.epoch if at.index == 0 else self._epochs,
             "iteration": at.iteration,
             **self._epoch_means(),
             **metrics,
@@ -156,10 +182,9 @@ class Training:
     def summary(self) -> dict[str, Any]:
         """Where training stands, for the record and the table: the latest evaluation, the best one, and the cost."""
         at, metric = self.position, self.config.experiment.metric
-        epochs = at.epoch + at.index / self.iterations_per_epoch
         best, best_epoch, value = at.best, at.best_epoch, at.last.get(metric)
         if at.index and value is not None and self._is_best(float(value)):  # at an end inside of an epoch
-            best, best_epoch = float(value), epochs
+            best, best_epoch = float(value), self._epochs
         return {
             "epochs": at.epoch,
             "iterations": at.iteration,
@@ -170,7 +195,7 @@ class Training:
             "last": at.last,
             "passes": at.passes,
             "elapsed_seconds": at.elapsed,
-            "seconds_per_epoch": at.elapsed / epochs if epochs else 0.0,
+            "seconds_per_epoch": at.elapsed / self._epochs if self._epochs else 0.0,
         }
 
     def state(self) -> dict[str, Any]:

@@ -6,8 +6,7 @@
 from .catalogue import OF_DATASET
 from .datasets import Dataset, load
 from .errors import DamagedDataError, DataError, MissingDataError, NoSuchDataError
-from .fetching import DataStatus, available, fetch
-from .original import fetch_original
+from .fetching import DataStatus, available, fetch, fetch_original
 from .places import cache_directory, data_directory
 
 DATASETS = tuple(OF_DATASET)

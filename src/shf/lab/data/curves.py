@@ -20,9 +20,8 @@ from scipy.special import expit
 from shf.lab.npz import NpzError, read_npz
 
 from .errors import DamagedDataError, DataError
-from .files import sha256
+from .files import read_bounded, sha256, write_atomic
 from .matfile import read_variables
-from .storage import read_bounded, write_atomic
 
 IMAGE_SHAPE = (28, 28)
 PIXELS = 784

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from . import curves, mnist, reuters, terrain, usps
 from .catalogue import COLLECTIONS, CURVES, MNIST, REUTERS, TERRAIN, USPS, Collection, collection_name
 from .errors import DataError, MissingDataError
-from .fetching import find, locate
+from .fetching import find, locate, original_root
 from .files import DataFile, sha256
-from .places import cache_directory, roots
+from .places import cache_directory
 from .sources import Notify, quiet
 
 VARIANCE_FLOOR = 0.01
@@ -150,11 +150,9 @@ def _checksums(files: Sequence[DataFile]) -> dict[str, str]:
 
 def _read_curves(data_dir: Path | str | None, cases: int | None, test_cases: int | None, seed: int) -> _Arrays:
     """The original file where there is one, else generated images."""
-    for root in roots(data_dir):
-        if (root / curves.ORIGINAL).is_file():
-            train, test, checksum = curves.read_original(root)
-            checksums, note = {curves.ORIGINAL: checksum}, "the original CURVES"
-            break
+    if (root := original_root(data_dir)) is not None:
+        train, test, checksum = curves.read_original(root)
+        checksums, note = {curves.ORIGINAL: checksum}, "the original CURVES"
     else:
         wanted = (cases or curves.TRAIN, test_cases or curves.TEST, seed)
         try:

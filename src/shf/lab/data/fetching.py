@@ -7,16 +7,20 @@ error the same command goes on with the files still missing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from . import curves, terrain
 from .catalogue import COLLECTIONS, CURVES, TERRAIN, Collection, collection_name
 from .errors import DamagedDataError, DataError, MissingDataError, SourceError
-from .files import DataFile
+from .files import DataFile, exclusive, sha256, write_atomic
 from .places import DATA_VARIABLE, cache_directory, data_directory, roots
-from .sources import Notify, quiet
-from .storage import exclusive, write_atomic
+from .sources import Notify, download, quiet
+
+ORIGINAL_HOME = "https://www.cs.toronto.edu/~jmartens/digs3pts_1.mat"
+ORIGINAL_TOLERANCE = 0.01
+"""Of the published figure, which has three digits."""
 
 
 @dataclass(frozen=True)
@@ -129,12 +133,16 @@ def _kind(root: Path) -> str:
 
 
 def _curves_status(data_dir: Path | str | None) -> DataStatus:
-    generated = curves.cache_path(cache_directory(), curves.TRAIN, curves.TEST, 0)
-    originals = [(root / curves.ORIGINAL, f"original file in the {_kind(root)}") for root in roots(data_dir)]
-    for path, source in [*originals, (generated, "generated (CURVES-like), in the user cache")]:
-        if path.is_file():
-            return DataStatus(CURVES, True, path.parent, path.stat().st_size, source)
+    path, source = _generated(), "generated (CURVES-like), in the user cache"
+    if (root := original_root(data_dir)) is not None:
+        path, source = root / curves.ORIGINAL, f"original file in the {_kind(root)}"
+    if path.is_file():
+        return DataStatus(CURVES, True, path.parent, path.stat().st_size, source)
     return DataStatus(CURVES, False, None, 0, "generated (CURVES-like) at first use, in seconds")
+
+
+def _generated() -> Path:
+    return curves.cache_path(cache_directory(), curves.TRAIN, curves.TEST, 0)
 
 
 def _terrain_status() -> DataStatus:
@@ -146,9 +154,56 @@ def _terrain_status() -> DataStatus:
     return DataStatus(TERRAIN, True, path.parent, path.stat().st_size, "comes with matplotlib")
 
 
+def original_root(data_dir: Path | str | None) -> Path | None:
+    """The first directory that has the original CURVES."""
+    return next((root for root in roots(data_dir) if (root / curves.ORIGINAL).is_file()), None)
+
+
 def _fetch_curves(data_dir: Path | str | None, progress: Notify) -> DataStatus:
-    if not any((root / curves.ORIGINAL).is_file() for root in roots(data_dir)):
-        if not curves.cache_path(cache_directory(), curves.TRAIN, curves.TEST, 0).is_file():
+    if original_root(data_dir) is None:
+        if not _generated().is_file():
             progress(f"generating {curves.TRAIN + curves.TEST} curves")
         curves.generate_cached(cache_directory(), curves.TRAIN, curves.TEST, 0)
     return _curves_status(data_dir)
+
+
+def fetch_original(progress: Notify, *, get: Callable[[str, int], bytes] = download) -> Path:
+    """The original CURVES in the user cache, fetched from its public home and checked.
+
+    No checksum of it is published. It is taken for the original by its shape, its range, and what 18 principal components
+    of its training images leave of its test images, which is; its sha256 is said, for the record of every run on it.
+
+    Raises:
+        MissingDataError: if its home cannot be reached.
+        DamagedDataError: if what comes is not the original.
+    """
+    cache = cache_directory()
+    path = cache / curves.ORIGINAL
+    with exclusive(cache / "curves.lock"):
+        progress(f"downloading {ORIGINAL_HOME}")
+        try:
+            content = get(ORIGINAL_HOME, curves.ORIGINAL_LIMIT)
+        except (SourceError, OSError) as fault:
+            raise MissingDataError(
+                f"the original CURVES could not be fetched: {fault}. Place {ORIGINAL_HOME} by hand at {path}; without it, "
+                "generated images are used"
+            ) from fault
+        _check_original(content, ORIGINAL_HOME)
+        write_atomic(path, content)
+    progress(f"sha256 {sha256(content)}")
+    return path
+
+
+def _check_original(content: bytes, label: str) -> None:
+    """Refuses a file that is not the original by all that is published of it."""
+    train, test = curves.original_images(content, label)
+    if (len(train), len(test)) != (curves.TRAIN, curves.TEST):
+        raise DamagedDataError(
+            f"{label}: {len(train)} and {len(test)} images, the original has {curves.TRAIN} and {curves.TEST}"
+        )
+    left = curves.pca_left(train, test)
+    if abs(left - curves.PCA_LEFT) > ORIGINAL_TOLERANCE * curves.PCA_LEFT:
+        raise DamagedDataError(
+            f"{label}: {curves.PCA_COMPONENTS} principal components leave {left:.3f} of a test image, "
+            f"of the original's {curves.PCA_LEFT:.2f}: another data set"
+        )
