@@ -152,8 +152,9 @@ def list_experiments(
         else:
             Console().print(methods_table(METHODS.values()))
         return
-    if measure:
-        _measure(data_dir)
+    if measure:  # three iterations of every experiment whose data can be had
+        for name, outcome in measuring.measure_all(data_dir):
+            typer.echo(f"{name}: {outcome}", err=True)
     known = measuring.recall()
     if as_json:
         rows = [{**e.to_json(), "seconds_per_epoch_here": known.get(e.name)} for e in EXPERIMENTS.values()]
@@ -161,14 +162,6 @@ def list_experiments(
         return
     Console().print(experiments_table(EXPERIMENTS.values(), known))
     typer.echo("Times marked ≈ are estimates for two cores; `shf list --measure` times the first iterations here.")
-
-
-def _measure(data_dir: Path | None) -> None:
-    """Time three iterations of every experiment whose data can be had."""
-    from shf.lab import measuring
-
-    for name, outcome in measuring.measure_all(data_dir):
-        typer.echo(f"{name}: {outcome}", err=True)
 
 
 @data_app.callback()
@@ -400,11 +393,11 @@ def report(
         if place not in places:  # dir/* has the last report in it, say
             typer.echo(f"passed over {place}: it is no directory", err=True)
     found = reporting.read_verified(reporting.find_runs(places), unverified=unverified)
-    records, others = reporting.of_experiments(found)
-    if records:
-        for record in others:
+    records = list(filter(reporting.is_of_experiment, found))
+    for record in found if records else ():
+        if not reporting.is_of_experiment(record):
             typer.echo(f"passed over {record.directory}: it is no run of an experiment", err=True)
-    records = records or others
+    records = records or found
     reporting.write_report(records, out)
     drawn = reporting.write_figures(records, figures) if figures is not None else []
     if as_json:

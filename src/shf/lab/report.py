@@ -27,16 +27,15 @@ from shf.lab.words import duration
 
 def find_runs(places: Sequence[Path]) -> list[Path]:
     """The run directories among and below the given directories, in order of their names; a run may have others below it."""
-    found: list[Path] = []
+    found: dict[Path, Path] = {}
     for place in places:
         if not place.is_dir():
             raise RecordError(f"{place} is no directory; expected a run, or a directory with runs in it")
-        here = sorted(p.parent for p in place.rglob(RUN_FILE))
-        known = {directory.resolve() for directory in found}
-        found += [directory for directory in here if directory.resolve() not in known]
+        for directory in sorted(p.parent for p in place.rglob(RUN_FILE)):
+            found.setdefault(directory.resolve(), directory)
     if not found:
         raise RecordError(f"{', '.join(map(str, places))} holds no run: there is no {RUN_FILE} in it or below")
-    return found
+    return list(found.values())
 
 
 def read_verified(directories: Sequence[Path], *, unverified: bool = False) -> list[RunRecord]:
@@ -60,13 +59,8 @@ def read_verified(directories: Sequence[Path], *, unverified: bool = False) -> l
     return records
 
 
-def of_experiments(records: Sequence[RunRecord]) -> tuple[list[RunRecord], list[RunRecord]]:
-    """The runs of experiments, and other records (of a contest, say), which this page has nothing to say about."""
-    runs = [record for record in records if _is_of_experiment(record)]
-    return runs, [record for record in records if not _is_of_experiment(record)]
-
-
-def _is_of_experiment(record: RunRecord) -> bool:
+def is_of_experiment(record: RunRecord) -> bool:
+    """Whether it is a run of an experiment; of other records (of a contest, say) this page has nothing to say."""
     experiment = record.config.get("experiment")
     named = isinstance(experiment, Mapping) and "name" in experiment and "metric" in experiment
     return named and "method" in record.config
@@ -111,7 +105,7 @@ def render(records: Sequence[RunRecord]) -> str:
 def _by_experiment(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
     groups: dict[str, list[RunRecord]] = {}
     for record in records:
-        if not _is_of_experiment(record):
+        if not is_of_experiment(record):
             raise RecordError(
                 f"{record.directory / RUN_FILE}: its configuration names no experiment, metric and method"
             )
@@ -185,9 +179,7 @@ def _mean_row(group: Sequence[NamedRun], columns: Sequence[str], label: str) -> 
         "label": label,
         "values": [_mean([number(row.get(column)) for row in last]) for column in columns],
         "best": _mean(best),
-        **dict.fromkeys(("epochs", "time", "passes", "tuned", "status"), ""),
-        "seed": "",
-        "split": "",
+        **dict.fromkeys(("epochs", "time", "passes", "tuned", "status", "seed", "split"), ""),
         "trusted": all(not run.record.problems for run in group),
         "mean": True,
     }

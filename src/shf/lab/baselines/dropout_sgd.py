@@ -50,8 +50,7 @@ class DropoutSGD(OnObjective):
     @torch.no_grad()
     def step(self, inputs: Any, targets: Any) -> dict[str, float]:
         a, p = self.settings.rate(self.epoch), self.settings.momentum(self.epoch)
-        with torch.enable_grad():
-            f, gradients = self.objective.gradient(inputs, targets)
+        f, gradients = self.objective.gradient(inputs, targets)
         for theta, delta, g in zip(self.objective.parameters, self.deltas, gradients, strict=True):
             delta.mul_(p).add_(g, alpha=-(1.0 - p) * a)
             theta.add_(delta)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import scipy.optimize
 import torch
 from torch import Tensor
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.nn.utils import vector_to_parameters
 
 import shf
 from shf.component import Component, number, option, whole
@@ -156,7 +156,8 @@ class KSD(OnObjective):
         def on_batch(a: Vector) -> tuple[float, Vector]:
             nonlocal evaluations
             point = theta + torch.from_numpy(a).to(theta) @ subspace.basis
-            value, gradient = self._gradient(point, batch, replay=evaluations > 0)
+            self._assign(point)
+            value, gradient = self.objective.flat_gradient(*batch, replay=evaluations > 0)
             evaluations += 1
             return value, (subspace.basis @ gradient).double().numpy()
 
@@ -200,12 +201,6 @@ class KSD(OnObjective):
             self.objective.model, self.objective.loss, *batch, params=self.objective.parameters, seed=seed
         )
         return lambda v: inner(v).addcmul_(decay, v)
-
-    def _gradient(self, theta: Tensor, batch: tuple[Any, Any], *, replay: bool) -> tuple[float, Tensor]:
-        self._assign(theta)
-        with torch.enable_grad():
-            f, gradients = self.objective.gradient(*batch, replay=replay)
-        return f, parameters_to_vector(gradients)
 
     def _decay(self) -> Tensor:
         w = self.objective.weight_decay

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
 
 from shf.data.batches import count_rows
 from shf.lab.baselines.protocol import Loss, Settings, State
@@ -58,9 +59,14 @@ class TrainingObjective:
             targets: of the batch.
             replay: see the same random draws as the call before.
         """
-        with self.draws(replay=replay):
+        with torch.enable_grad(), self.draws(replay=replay):
             f = self.value(inputs, targets)
         return f.item(), _gradients(f, self.parameters)
+
+    def flat_gradient(self, inputs: Any, targets: Any, *, replay: bool = False) -> tuple[float, Tensor]:
+        """The same with ∇f as one vector."""
+        f, gradients = self.gradient(inputs, targets, replay=replay)
+        return f, parameters_to_vector(gradients)
 
     def backward(self, inputs: Any, targets: Any) -> float:
         """f on one batch, leaving ∇f in the parameters' `.grad`, where torch's optimizers look for it."""

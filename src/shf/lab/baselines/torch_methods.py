@@ -97,17 +97,16 @@ class LBFGSMethod(OnObjective):
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
 
 
-def momentum_schedule(t: int, maximum: float, *, final: float = 0.9, final_from: float = math.inf) -> float:
-    """Sutskever et al. 2013: μ_t = min(1 - 2^(-1 - log2(⌊t/250⌋ + 1)), μ_max), and at most `final` near the end.
+def momentum_schedule(t: int, maximum: float, *, final_from: float = math.inf) -> float:
+    """Sutskever et al. 2013: μ_t = min(1 - 2^(-1 - log2(⌊t/250⌋ + 1)), μ_max), and at most 0.9 near the end.
 
     Args:
         t: updates made so far.
         maximum: μ_max.
-        final: what μ is reduced to.
-        final_from: the update from which it is.
+        final_from: the update from which μ is reduced.
     """
     mu: float = min(1.0 - 2.0 ** (-1.0 - math.log2(t // 250 + 1)), maximum)
-    return min(mu, final) if t >= final_from else mu
+    return min(mu, 0.9) if t >= final_from else mu
 
 
 _RATES = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)

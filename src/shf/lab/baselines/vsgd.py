@@ -98,7 +98,7 @@ class VSGD(OnObjective):
 
     @torch.no_grad()
     def step(self, inputs: Any, targets: Any) -> dict[str, float]:
-        f, gradient = self._gradient(inputs, targets)
+        f, gradient = self.objective.flat_gradient(inputs, targets)
         shift = self.averages.g if self.samples else gradient
         curvature = self._curvature(inputs, targets, gradient, shift)
         self.samples += 1
@@ -109,9 +109,8 @@ class VSGD(OnObjective):
         averages.update_(gradient, curvature, self.settings)
         rates = averages.rates(epsilon)
         averages.forget_(epsilon)
-        vector_to_parameters(
-            parameters_to_vector(self.objective.parameters) - rates * gradient, self.objective.parameters
-        )
+        theta = parameters_to_vector(self.objective.parameters)
+        vector_to_parameters(theta - rates * gradient, self.objective.parameters)
         return {"objective": f, "learning_rate": rates.mean().item(), **costs(gradients=2)}
 
     def _begin(self, gradient: Tensor, curvature: Tensor) -> None:
@@ -129,15 +128,10 @@ class VSGD(OnObjective):
         theta = parameters_to_vector(self.objective.parameters)
         vector_to_parameters(theta + shift, self.objective.parameters)
         try:
-            _, shifted = self._gradient(inputs, targets, replay=True)
+            _, shifted = self.objective.flat_gradient(inputs, targets, replay=True)
         finally:
             vector_to_parameters(theta, self.objective.parameters)
         return (shifted - gradient).abs() / shift.abs().clamp_min(self.settings.epsilon)
-
-    def _gradient(self, inputs: Any, targets: Any, *, replay: bool = False) -> tuple[float, Tensor]:
-        with torch.enable_grad():
-            f, gradients = self.objective.gradient(inputs, targets, replay=replay)
-        return f, parameters_to_vector(gradients)
 
     def state_dict(self) -> State:
         return copy.deepcopy({**vars(self.averages), "samples": self.samples, "stream": self.objective.stream})
