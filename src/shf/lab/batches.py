@@ -3,8 +3,6 @@
 The paper's batches are cut once and cycled every epoch; reshuffling cuts them anew every epoch. No model here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

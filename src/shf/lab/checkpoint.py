@@ -5,8 +5,6 @@ Format: one line of ASCII, ``shf-checkpoint <schema> <bytes> <sha256>``, then a 
 payload, so that a flipped bit anywhere in the file is detected before torch sees it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

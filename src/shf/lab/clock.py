@@ -4,8 +4,6 @@ The environment variable SHF_CLOCK replaces the real clocks of this process and 
 ``stopped``, or ``hundredfold``, a hundred times too fast. It is for tests, which must come out the same on any machine.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

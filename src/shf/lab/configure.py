@@ -4,8 +4,6 @@ Settings, each overriding the one before: the method's defaults, what the experi
 the experiment's settings for SHF, the tuned choice, and what the user gives by ``--set``.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

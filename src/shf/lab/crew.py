@@ -4,8 +4,6 @@ Rank 0 reads the data, evaluates, records, saves and decides when to stop, with 
 the same network and optimizer: they are handed every batch, take their rows of it, and step together with rank 0.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import signal

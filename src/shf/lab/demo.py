@@ -7,8 +7,6 @@ sentence says who is ahead on what was seen and on what was not, whoever it is. 
 run's ``run.json``. Schedule-Free has its package's rate; `fast` is `shf.presets.fast` as it is.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

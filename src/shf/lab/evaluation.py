@@ -5,8 +5,6 @@ cases (Martens); ``half_squared_error`` is half of it (the author's program). Ev
 all random generators as they were.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

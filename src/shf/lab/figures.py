@@ -1,7 +1,5 @@
 """From the records of runs to charts: learning curves, damping and reduction ratio. No torch here."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,8 +1,6 @@
 """Files read without risk, whoever wrote them (no pipe that nobody writes to, no more bytes than expected), and written
 as a whole or not at all."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import stat

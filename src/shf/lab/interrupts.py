@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM as a request: the iteration in progress is finished, the state saved, then the run ends."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from types import FrameType

@@ -1,7 +1,5 @@
 """Tables for the terminal: experiments, optimizers, and the data on this machine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from rich.table import Table

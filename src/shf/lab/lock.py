@@ -5,8 +5,6 @@ names host and pid: it tells the second process whom it waits for, and it recogn
 machines, where the lock of another host may not be visible here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

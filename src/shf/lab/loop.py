@@ -4,8 +4,6 @@ The runner, the search for settings and the contests train in it. What they do b
 not count.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext

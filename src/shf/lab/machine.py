@@ -1,8 +1,6 @@
 """What a run ran on and with, for its record, so that a figure can be traced to versions and hardware (no host name); and a
 setting of the machine's allocator."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import hashlib

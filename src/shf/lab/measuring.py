@@ -1,7 +1,5 @@
 """Measure this machine: what the experiments' first iterations take, remembered for ``shf list``."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -3,8 +3,6 @@
 numpy's own reader allocates what an array's header promises; here a header that does not fit its content is refused.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import zipfile

@@ -1,7 +1,5 @@
 """Who watches a run: the runner tells an `Observer` what happens; the observer decides how to show it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """A stream for what a person may see and nothing depends on: where it cannot be written, it falls silent."""
 
-from __future__ import annotations
-
 import io
 from typing import IO
 

@@ -1,7 +1,5 @@
 """Pages of the documentation whose tables come from records: parts between `<!-- name -->` and `<!-- end -->`."""
 
-from __future__ import annotations
-
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence

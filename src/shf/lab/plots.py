@@ -5,8 +5,6 @@ The series' colours (Okabe and Ito's, adapted) can be told apart by the colour-b
 chart gives the same bytes. No torch here.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import re

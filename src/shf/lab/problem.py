@@ -1,7 +1,5 @@
 """From the description of an experiment to something that can be trained: data, network, loss."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

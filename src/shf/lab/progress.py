@@ -3,8 +3,6 @@
 Nothing here fails where it cannot be written: a run does not depend on who watches it (see `Outlet`).
 """
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Mapping

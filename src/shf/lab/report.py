@@ -4,8 +4,6 @@ Everything that comes from a record (names, options, commands, notes) passes thr
 matplotlib's; the page forbids scripts to itself besides.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ A run killed at any moment and resumed ends with the same ``metrics.jsonl`` (but
 bitwise the same parameters as one that was never stopped, given the same versions and number of threads.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import datetime

@@ -1,7 +1,5 @@
 """From an experiment to what `shf.lab.tuning` trains: the bridge behind ``shf tune``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

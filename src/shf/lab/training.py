@@ -5,8 +5,6 @@ global generator (dropout masks of methods that draw from it), and the position.
 function of seed and epoch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager

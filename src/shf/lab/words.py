@@ -1,7 +1,5 @@
 """Durations and suggestions in words, the same everywhere a person reads them. No torch here."""
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections.abc import Iterable

@@ -6,8 +6,6 @@ run(cases=["step", "memory/usps"])        # a section, one case of another
 run(quick=True)                           # shrunk shapes, once each: shows that it works, measures nothing
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

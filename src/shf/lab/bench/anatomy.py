@@ -1,7 +1,5 @@
 """Where a step's time goes, by kinds of work, and what `torch.compile` would save of it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

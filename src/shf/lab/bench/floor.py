@@ -7,8 +7,6 @@ last iteration without J'u, and an objective evaluation one. The same calls with
 autograd makes, on the same threads, written into memory that is already there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

@@ -6,8 +6,6 @@ the figure is what is alive and not what the allocator has kept. On Linux the hi
 measured work, so that what building the problem needed for a moment does not count; elsewhere it counts for both sides.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -4,8 +4,6 @@ All see the MNIST classifier in gradient batches of 1000 rows. Second-order peer
 step; the Kronecker-factored ones renew their preconditioner every tenth step. What is compared is time, not progress.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 `python -m shf.lab.bench.report RECORD.json PAGE.md` fills in the marked part of a page and draws figures/speed.svg by it.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The sections of the benchmark and their cases by name, and the run over them that collects everything in one record."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any

@@ -1,7 +1,5 @@
 """The sections that measure time: a step against its floor, products against gradients, cost against size, sparse inputs."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Sequence

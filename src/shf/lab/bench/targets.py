@@ -1,7 +1,5 @@
 """What the figures should be, and whether they are. No torch here."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Which data sets there are, the files each is made of, and where those come from."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

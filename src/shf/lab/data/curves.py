@@ -5,8 +5,6 @@ image: PCA with 18 components, logistic PCA with 18 and with 6 (Hinton & Salakhu
 measures ours). It is CURVES-like: absolute errors on it are not the paper's, rankings between optimizers are what counts.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from dataclasses import dataclass

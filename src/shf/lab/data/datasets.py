@@ -1,7 +1,5 @@
 """The data sets of the paper's experiments as tensors."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What can go wrong with data. Every message says what was found, what was expected and what to do."""
 
-from __future__ import annotations
-
 
 class DataError(Exception):
     """A data set cannot be had, read or stored."""

@@ -5,8 +5,6 @@ What is fetched goes into the user cache, each file verified before it is writte
 error the same command goes on with the files still missing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

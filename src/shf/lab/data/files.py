@@ -1,7 +1,5 @@
 """A data file and what its content must be; bounded reads, atomic writes, one fetching process at a time."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import hashlib

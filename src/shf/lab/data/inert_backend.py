@@ -6,8 +6,6 @@ build: `packages.py` puts a copy of this file where pip looks for that backend, 
 It runs in a process of pip's, so it imports the standard library alone.
 """
 
-from __future__ import annotations
-
 import email
 import shutil
 import sys

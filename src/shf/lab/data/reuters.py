@@ -1,7 +1,5 @@
 """Reuters-21578 as Deng Cai publishes it: 8293 documents, 65 categories, 18,933 term counts, the ModApté split."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

@@ -5,8 +5,6 @@ opens it; one member is then read, in memory. No code of the package runs: a whe
 whose setup.py pip would run to learn the metadata, the build backend is `inert_backend`.
 """
 
-from __future__ import annotations
-
 import http.client
 import os
 import shutil

@@ -4,8 +4,6 @@ A map of 344 × 403 points about 90 m apart, from the Shuttle Radar Topography M
 domain).
 """
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The released splits (perms1 … perms5) are permutations of 1..1100; for every d
 permutation are for training and the other 300 for testing.
 """
 
-from __future__ import annotations
-
 import io
 import json
 from functools import cache

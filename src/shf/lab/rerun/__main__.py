@@ -1,7 +1,5 @@
 """`python -m shf.lab.rerun`: the commands behind `make results` and `make results-continue`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The page's figures in the paper's form: which records each shows. No torch here."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ A claim is decided by runs that have gone through all their epochs; as long as o
 what there is so far is shown. Where a criterion was changed after records were there, the earlier one is judged too.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

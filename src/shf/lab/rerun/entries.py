@@ -4,8 +4,6 @@ An entry's name is its directory below results/paper. All runs use one thread, s
 minutes are minutes of the processor, so that they mean the same while the machine does something else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any

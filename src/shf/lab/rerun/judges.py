@@ -4,8 +4,6 @@ A run is judged by the median of the last tenth of its epochs, so that no verdic
 the very last is said too.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise

@@ -4,8 +4,6 @@ The page's own sentences stand outside of the marked parts, which are replaced a
 quoted numbers are.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from itertools import chain

@@ -4,8 +4,6 @@ another process has is left.
 Nothing here decides what is run; see `entries`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

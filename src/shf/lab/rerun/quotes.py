@@ -8,8 +8,6 @@ that is: what to take, the record (or several, by a pattern), its column, and th
 these epochs, the first and the last included. Several records give several numbers, unless what is taken is over all.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
