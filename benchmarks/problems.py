@@ -472,7 +472,7 @@ def of_experiment(name: str) -> Problem:
     train, held_out = (data.train_inputs, data.train_targets), (data.test_inputs, data.test_targets)
 
     loss = build_loss(experiment)
-    return Problem(lambda: build_model(experiment, torch.initial_seed()), loss, train, held_out, error, decay)
+    return Problem(lambda: build_model(experiment, seed=torch.initial_seed()), loss, train, held_out, error, decay)
 
 
 def convolutions() -> nn.Sequential:

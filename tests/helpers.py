@@ -134,7 +134,11 @@ class Objective:
         """f, ∇f and r ↦ P⁻¹r for this λ."""
         found = self.problem.linearise(self.preconditioner)
         return SimpleNamespace(
-            value=found.value, gradient=found.gradient, precondition=found.precondition(damping), noise=found.noise
+            value=found.value,
+            gradient=found.gradient,
+            precondition=found.precondition(damping),
+            noise=found.noise,
+            decay_step=found.decay_step,
         )
 
     def curvature(self, damping: float = 0.0) -> LinearSystem:

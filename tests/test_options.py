@@ -140,6 +140,12 @@ CASES = {
     "microbatch": Case((), (None, 5), tolerance=1e-9),
     "momentum_off_on_divergence": Case((False, True), (False, True), where=DIVERGING),
     "weight_decay": Case((0.0, 0.1), (0.0, 0.1), vanishes={"biases_only": True}),
+    "decay_direction": Case(
+        (False, True),
+        (False, True),
+        where={"preconditioner": "kronecker", "weight_decay": 0.1},
+        vanishes={"preconditioner": "kronecker", "weight_decay": 0.0},
+    ),
     # between processes only: where they matter is tested there
     "split_vectors": Case((), (False, True)),
     "message_dtype": Case((), (None, "bfloat16")),

@@ -110,6 +110,7 @@ def shf_step(
     stop = method.stopping.stop(system.share, compared=method.selection.compares_all)
     run = Run(candidates.visit, f, f_old, candidates.keep, stop, precondition, method.most, memory.number, remember)
     path = method.momentum.solve(method.solver, system, downhill, state.delta, state.cg_decay, run)
+    path = method.decay.extend(path, system, downhill, expansion.decay_step, run)
 
     # CG backtracking: f_k, δ_k
     best = candidates.choose()

@@ -10,7 +10,7 @@ from shf.averaging import Averaging
 from shf.component import Check, Component, Role, plain
 from shf.damping import Damping
 from shf.info import StepInfo
-from shf.linear import Caution, LinearSolver, Momentum, Stopping
+from shf.linear import Caution, DecayStep, LinearSolver, Momentum, Stopping
 from shf.local import Local
 from shf.method import Method
 from shf.preconditioners import Kronecker, Preconditioner, Work
@@ -140,7 +140,7 @@ class Config:
 
     def method(self, memory: Memory, curvature_share: float) -> Method:
         """Algorithm 1 of one step."""
-        solver = self.part(LinearSolver)
+        solver, decay = self.part(LinearSolver), self.parts.get("decay")
         most = self.part(Caution).limit(getattr(solver, "iterations", 1), memory.numbers)
         return Method(
             damping=self.part(Damping),
@@ -149,6 +149,7 @@ class Config:
             stopping=self.part(Stopping),
             momentum=self.part(Momentum),
             selection=self.part(Selection),
+            decay=decay if isinstance(decay, DecayStep) else DecayStep(),
             most=most,
         )
 

@@ -40,10 +40,11 @@ class Local:
 @dataclass(frozen=True)
 class Expansion:
     """f(θ), ∇f(θ), λ ↦ (r ↦ P⁻¹r) and perhaps the gradient's noise, all on the gradient batch; what each term has in f(θ),
-    by its name, if it is a sum of terms. They are the step's to overwrite."""
+    by its name, if it is a sum of terms; and -P_w⁻¹Wθ, once P⁻¹ is made. They are the step's to overwrite."""
 
     value: float
     gradient: Tensor
     precondition: Callable[[float], LinearMap]
     noise: float | None = None
     terms: Mapping[str, float] | None = None
+    decay_step: Callable[[], Tensor | None] = lambda: None

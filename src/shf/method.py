@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from shf.damping import Damping
-from shf.linear import LinearSolver, Momentum, Stopping
+from shf.linear import DecayStep, LinearSolver, Momentum, Stopping
 from shf.preconditioners.base import Preparation
 from shf.selection import Selection
 
@@ -19,6 +19,7 @@ class Method:
         stopping: when CG ends early, and which iterates it keeps.
         momentum: how the last solution comes in.
         selection: which iterate is taken, and how far along it.
+        decay: whether weight decay has a direction of its own.
         most: the most iterations of the solver, where the step before asks for caution.
     """
 
@@ -28,4 +29,5 @@ class Method:
     stopping: Stopping = field(default_factory=Stopping)
     momentum: Momentum = field(default_factory=Momentum)
     selection: Selection = field(default_factory=Selection)
+    decay: DecayStep = field(default_factory=DecayStep)
     most: int = 2**63 - 1

@@ -40,6 +40,7 @@ class Options(TypedDict, total=False):
     factor_every: int | None
     backtracking: str | None
     line_search_steps: int
+    decay_direction: bool
     averaging: float
     noise_every: int | None
     nonfinite: str

@@ -36,6 +36,7 @@ class presets:  # noqa: N801 - used as a namespace: shf.presets.classifier
             "cg_decay": 0.0,
             "backtracking": None,
             "preconditioner": "kronecker",
+            "decay_direction": True,
             "averaging": 0.9,
             "noise_every": 10,
         }

@@ -206,6 +206,33 @@ def test_against_dense_kronecker_products(name, microbatch):
     assert_close(setting.inverse(), expected, 1e-9)
 
 
+@pytest.mark.parametrize("name", ["perceptron", "convolution"])
+def test_the_step_of_weight_decay_is_damped_by_the_decay_alone(name):
+    """-P_w⁻¹Wθ. Fails with λ in P, or with biases that decay."""
+    make, data, layers = NETWORKS[name]
+    setting = Setting(double(make()), *data())
+    step = dict(zip(setting.network.names, setting.network.shapes.split(setting.expansion.decay_step()), strict=True))
+    for layer, (a, g) in references(setting, layers).items():
+        weight = setting.model.get_submodule(layer).weight.detach().flatten(1)
+        pull = torch.cat([DECAY * weight, torch.zeros(len(g), 1, dtype=torch.float64)], 1).reshape(-1)
+        expected = -torch.linalg.solve(dense(a, g, DECAY), pull).view(len(g), -1)
+        assert_close(torch.cat([step[f"{layer}.weight"].flatten(1), step[f"{layer}.bias"][:, None]], 1), expected, 1e-9)
+
+
+def test_weights_without_decay_have_no_step_of_it():
+    """Not even where their factors cannot be inverted undamped, and where a diagonal has zeros."""
+    model = double(nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 3)))
+    inputs, targets = labelled()
+    inputs[:, 1] = 0
+    setting = Setting(model, inputs, targets)
+    weights = tuple(DECAY if n == "2.weight" else 0.0 for n in setting.network.names)
+    setting.objective.problem._decay = Decay(setting.network.shapes, weights)
+    expansion = setting.objective.expand(DAMPING)
+    step = dict(zip(setting.network.names, setting.network.shapes.split(expansion.decay_step()), strict=True))
+    assert {n for n, piece in step.items() if piece.count_nonzero()} == {"2.weight", "2.bias"}
+    assert all(piece.isfinite().all() for piece in step.values())
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_a_linear_model_with_a_quadratic_loss_is_factored_exactly(reduction):
     """There inputs and gradients are independent: A ⊗ E[G] is the Gauss-Newton matrix."""

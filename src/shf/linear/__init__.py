@@ -1,5 +1,6 @@
 """The system (B + λI)δ = -∇f, and what solves it. No network here."""
 
+from shf.linear.decaystep import DecayStep
 from shf.linear.exact import Auto, Dense, Rows
 from shf.linear.solver import CG, LinearSolver
 from shf.linear.stopping import Caution, MarginalValue, RelativeProgress, Stopping
@@ -11,6 +12,7 @@ __all__ = [
     "CG",
     "Auto",
     "Caution",
+    "DecayStep",
     "Dense",
     "LinearSolver",
     "LinearSystem",

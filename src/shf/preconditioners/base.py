@@ -93,6 +93,9 @@ class Preparation(Protocol):
     def inverse(self, diagonal: Tensor | None, space: Space) -> LinearMap:
         """r ↦ P⁻¹r for this λ; the result may be overwritten by the next call. The diagonal is overwritten."""
 
+    def decay_step(self, space: Space) -> Tensor | None:
+        """-P_w⁻¹Wθ for P damped by the weight decay W alone; None where P cannot say."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Preconditioner(Component):
@@ -111,6 +114,10 @@ class Preconditioner(Component):
     def pull(self, pass_: GradientPass) -> tuple[Tensor, Tensor | None]:
         """The gradient of the rows that are here; with it, from the same pass, a diagonal, if `diagonal` says so."""
         return pass_.gradient(), None
+
+    def decay_step(self, space: Space) -> Tensor | None:
+        """-P_w⁻¹Wθ for P damped by the weight decay W alone; None where P cannot say."""
+        return None
 
     def inverse(self, diagonal: Tensor | None, space: Space) -> LinearMap:
         """r ↦ P⁻¹r for this λ. The diagonal, summed over all rows, may be overwritten."""

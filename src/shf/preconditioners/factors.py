@@ -11,7 +11,7 @@ of the layer's weight is damping like λ. What no factors cover has a diagonal: 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -140,6 +140,13 @@ def invert(
         pairs.append((_inverse(a, pi * root), _inverse(g, root / pi)))
     diagonals = {i: (d + (damping + decay.weights[i])).reciprocal_() for i, d in factors.diagonals.items()}
     return Inverse(factors.blocks, pairs, diagonals)
+
+
+def invert_undamped(factors: Factors, decay: Decay) -> Inverse:
+    """The inverses of factors that weight decay alone damps; zero for weights without any."""
+    diagonals = {i: d if decay.weights[i] else torch.full_like(d, math.inf) for i, d in factors.diagonals.items()}
+    decayed = [decay.weights[b.weight] > 0 for b in factors.blocks]
+    return invert(replace(factors, diagonals=diagonals), 0.0, decay, decayed.__getitem__)
 
 
 def balance(a: Tensor, g: Tensor) -> float:

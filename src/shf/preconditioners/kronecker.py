@@ -21,7 +21,7 @@ from shf.linear.decay import Decay
 from shf.linear.flat import all_finite
 from shf.model.network import Network
 from shf.preconditioners.base import GradientPass, Preconditioner, Space, Work
-from shf.preconditioners.factors import Block, Factors, Inverse, find_blocks, invert
+from shf.preconditioners.factors import Block, Factors, Inverse, find_blocks, invert, invert_undamped
 from shf.preconditioners.layerfactors import Sums, explained_gradient, layer_sums, sampled_diagonal
 from shf.state import Memory
 
@@ -31,7 +31,7 @@ _INPUT, _OUTPUT, _DIAGONAL = "input_factor", "output_factor", "diagonal"
 FACTORS = (_INPUT, _OUTPUT, _DIAGONAL)
 """Their names in the optimizer's state."""
 _COUNT, _DUE, _DAMPING = "factor_renewals", "factors_due", "factor_damping"
-_CACHE = "kronecker"
+_CACHE, _DECAYED = "kronecker", "kronecker_decayed"
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,16 @@ class Renewal:
         damping = float(self._memory.number(_DAMPING) or 0.0)
         solve = self._inverse(self._factors, damping, space.decay).solver(self._network)
         return (lambda r: space.own(solve(space.whole(r)))) if space.collective.split else solve
+
+    def decay_step(self, space: Space) -> Tensor:
+        """Of this process's entries. The inverse is cached until factors are renewed."""
+        assert self._factors is not None
+        tensors, known = self._factors.tensors(), self._memory.cache.get(_DECAYED)
+        if known is None or len(known[0]) != len(tensors) or not all(map(is_, known[0], tensors)):
+            known = self._memory.cache[_DECAYED] = (tensors, invert_undamped(self._factors, space.decay))
+        theta = self._network.theta()
+        pull = space.decay.add_product_(torch.zeros_like(theta), space.decay.shapes.split(theta))
+        return space.own(known[1].solver(self._network)(pull)).neg()
 
     def _renew(self, space: Space) -> None:
         """New running averages and their inverses; each process makes its part of both."""

@@ -69,8 +69,11 @@ class SharedProblem:
         def precondition(damping: float) -> LinearMap:
             return preparation.inverse(diagonal, Space(damping, self._decay, collective, self._scratch))
 
+        def decay_step() -> Tensor | None:
+            return preparation.decay_step(Space(0.0, self._decay, collective)) if any(self._decay.weights) else None
+
         terms = dict(zip(self.part.names, parts.terms, strict=True)) or None
-        return Expansion(parts.value + self._decay.penalty(theta), gradient, precondition, noise, terms)
+        return Expansion(parts.value + self._decay.penalty(theta), gradient, precondition, noise, terms, decay_step)
 
     def system(self, damping: float) -> LinearSystem:
         """v ↦ (B + λI + λμS + W)v. The result is overwritten by the next product, trial point or P⁻¹r."""
