@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml constraints.txt requirements.lock
 	touch $(STAMP)
 
 lock:                     ## make requirements.lock anew, where torch is a CPU build (needs uv)
-	uv pip compile pyproject.toml --extra lab --extra dev --extra integrations --extra opponents --constraints constraints.txt --python-version 3.11 \
+	uv pip compile pyproject.toml --extra lab --extra dev --extra integrations --extra opponents --extra sklearn --constraints constraints.txt --python-version 3.11 \
 	  --generate-hashes --no-emit-package torch --no-emit-find-links --no-header --no-annotate --quiet -o requirements.lock
 
 demo: $(STAMP)            ## learn a map, SHF against tuned Adam and Schedule-Free, and write a report

@@ -13,10 +13,10 @@ FOLDER = Path(shf.__file__).parent
 CORE = {
     ".".join(path.relative_to(FOLDER).with_suffix("").parts): path
     for path in sorted(FOLDER.rglob("*.py"))
-    if path.relative_to(FOLDER).parts[0] not in ("lab", "cli.py", "__main__.py")
+    if path.relative_to(FOLDER).parts[0] not in ("lab", "sklearn", "cli.py", "__main__.py")
 }
 """The files of the core by their names below shf, "state" or "linear.cg"; a room's face is "linear.__init__"."""
-LABORATORY = ("numpy", "scipy", "matplotlib", "rich", "typer", "tensorboard", "platformdirs", "filelock")
+LABORATORY = ("numpy", "scipy", "sklearn", "matplotlib", "rich", "typer", "tensorboard", "platformdirs", "filelock")
 
 ORDER = (
     ("component", "errors", "groups", "presets"),
@@ -147,7 +147,8 @@ def test_the_core_imports_torch_and_itself_alone(name):
 
 @pytest.mark.parametrize("name", CORE)
 def test_the_core_does_not_know_the_laboratory(name):
-    assert not {m for m in imported(CORE[name]) if m == "shf.lab" or m.startswith("shf.lab.")}
+    """Nor the estimators."""
+    assert not {m for m in imported(CORE[name]) if f"{m}.".startswith(("shf.lab.", "shf.sklearn."))}
 
 
 def test_a_step_works_where_there_is_only_torch():

@@ -46,7 +46,7 @@ def test_every_package_is_pinned_and_hashed():
 def test_it_covers_what_the_project_asks_for_but_torch():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     extras = project["project"]["optional-dependencies"]
-    locked = ("lab", "dev", "integrations", "opponents")
+    locked = ("lab", "dev", "integrations", "opponents", "sklearn")
     asked = names([*(name for extra in locked for name in extras[extra]), *project["build-system"]["requires"]])
     assert asked <= set(supply.locked_versions(LOCK))
     assert "torch" not in supply.locked_versions(LOCK)
