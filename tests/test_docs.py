@@ -16,7 +16,8 @@ from shf.linear import cg
 from shf.model import steady
 
 ROOT = Path(__file__).parent.parent
-ROOMS = [path.parent.name for path in (ROOT / "src" / "shf").glob("*/__init__.py") if path.parent.name != "lab"]
+BESIDE = ("lab", "sklearn")
+ROOMS = [path.parent.name for path in (ROOT / "src" / "shf").glob("*/__init__.py") if path.parent.name not in BESIDE]
 """The packages of the core."""
 
 

@@ -2,9 +2,11 @@
 
 import doctest
 import pickle
+import re
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -179,7 +181,15 @@ def test_the_examples_in_docstrings_run():
     assert not result.failed
 
 
+def test_the_page_runs(capsys):
+    page = (Path(__file__).parents[1] / "docs" / "tables.md").read_text(encoding="utf-8")
+    names: dict = {}
+    exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], names)
+    assert names["smooth"].score(names["X_test"], names["y_test"]) > 0.99
+    assert names["noisy"].best_score_ > 0.4
+
+
 def test_where_scikit_learn_is_missing_the_import_says_so():
     program = "import sys; sys.modules['sklearn'] = None\nimport shf\nimport shf.sklearn"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=600)
-    assert "shf[sklearn]" in done.stderr
+    assert "torch-shf[sklearn]" in done.stderr
