@@ -12,10 +12,22 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from scipy.interpolate import CubicSpline
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from shf.lab.data.curves import DRAWINGS, IMAGE_SHAPE, TEST, TRAIN, Images, generate, pca_left
+from shf.lab.data.curves import (
+    IMAGE_SHAPE,
+    SAMPLES,
+    TEST,
+    TRAIN,
+    Images,
+    Points,
+    generate,
+    painted,
+    pca_left,
+    streams,
+)
 from shf.lab.data.files import sha256
 from shf.lab.files import write_atomically
 
@@ -65,8 +77,29 @@ def logistic_pca(train: Images, test: Images, components: int, most: int) -> dic
     return {**found, "iterations": iterations, "cross_entropy": after}
 
 
+def first_version(train: int, test: int) -> tuple[Images, Images]:
+    """Images of the generator before it was calibrated: natural cubic splines through three points in the order drawn by
+    chance, at t = 0, ½, 1, with a softer pen."""
+
+    def drawn(cases: int, stream: np.random.Generator) -> Images:
+        points = stream.uniform(6.0, 21.0, size=(cases, 3, 2))
+        return painted(spline(points), 0.25)
+
+    of_train, of_test = streams(0)
+    return drawn(train, of_train), drawn(test, of_test)
+
+
+def spline(points: Points) -> Points:
+    """Of each curve's points (cases, 3, 2) its samples (cases, 60, 2)."""
+    through = CubicSpline([0.0, 0.5, 1.0], points, axis=1, bc_type="natural")
+    return np.asarray(through(np.linspace(0.0, 1.0, SAMPLES)))
+
+
+VERSIONS = {1: first_version, 2: generate}
+
+
 def measured(version: int, train: int, test: int, most: int) -> dict[str, object]:
-    images, others = generate(train, test, version=version)
+    images, others = VERSIONS[version](train, test)
     fits = {f"logistic PCA, {k}": logistic_pca(images, others, k, most) for k in (6, 18)}
     figures = {"PCA, 18": pca_left(images, others), **{name: fit["test"] for name, fit in fits.items()}}
     return {
@@ -92,7 +125,7 @@ def picture() -> None:
     """Fifty curves of each version, the first of the training images: above the first, below the second."""
     from matplotlib.image import imsave
 
-    parts = [_tiled(generate(50, 1, version=version)[0]) for version in sorted(DRAWINGS)]
+    parts = [_tiled(generator(50, 1)[0]) for generator in VERSIONS.values()]
     gap = np.ones((6, parts[0].shape[1]), dtype=np.float32)
     imsave(PICTURE, np.concatenate([parts[0], gap, *parts[1:]]), cmap="gray_r", vmin=0, vmax=1)
 

@@ -15,6 +15,7 @@ import pytest
 import scipy.io
 import torch
 
+import curves as first
 from realdata import DATA, real
 from shf.lab.data import DamagedDataError, DataError, MissingDataError, curves, load, usps
 from shf.lab.data.catalogue import MNIST
@@ -184,7 +185,7 @@ class TestCurves:
         """A natural cubic spline written out for three points, and every distance, in float64."""
         points = np.random.default_rng(3).uniform(6, 21, size=(5, 3, 2))
         t = np.linspace(0, 1, 60)[:, None]
-        for (a, b, c), image in zip(points, curves.draw(points, version=1), strict=True):
+        for (a, b, c), image in zip(points, curves.painted(first.spline(points), 0.25), strict=True):
             bend = 6 * (a - 2 * b + c)  # second derivative at t = ½; it is 0 at both ends
             left = a + (b - a) * 2 * t + bend / 3 * (t**3 - t / 4)
             right = c + (b - c) * 2 * (1 - t) + bend / 3 * ((1 - t) ** 3 - (1 - t) / 4)
@@ -197,7 +198,7 @@ class TestCurves:
         for (a, b, c), image in zip(points, curves.draw(points), strict=True):
             control = (a + c) / 2 + 1.2 * (b - (a + c) / 2)
             samples = (1 - t) ** 2 * a + 2 * t * (1 - t) * control + t**2 * c
-            self.compare(image, samples, curves.DRAWINGS[2].radius, curves.DRAWINGS[2].softness)
+            self.compare(image, samples, curves.RADIUS, curves.SOFTNESS)
 
     def compare(self, image: np.ndarray, samples: np.ndarray, radius: float, softness: float) -> None:
         pixels = np.stack(np.meshgrid(np.arange(28), np.arange(28)), axis=-1).reshape(784, 1, 2)
@@ -205,10 +206,8 @@ class TestCurves:
         np.testing.assert_allclose(image, 1 / (1 + np.exp((distance - radius) / softness)), atol=1e-4)
 
     def test_a_curve_goes_from_its_uppermost_point_to_its_lowest(self) -> None:
-        stream = np.random.default_rng
-        first, second = (curves.control_points(50, stream(1), version) for version in (1, 2))
-        assert (np.diff(second[:, :, 1], axis=1) >= 0).all()
-        assert not (np.diff(first[:, :, 1], axis=1) >= 0).all()
+        points = curves.control_points(50, np.random.default_rng(1))
+        assert (np.diff(points[:, :, 1], axis=1) >= 0).all()
 
     def test_calibration(self) -> None:
         """18 principal components leave within 5 % of the 5.90 that is published for the original's test images."""
@@ -216,7 +215,7 @@ class TestCurves:
         assert abs(curves.pca_left(train, test) / 5.90 - 1) < 0.05
 
     def test_the_first_version_stays_as_it_was(self) -> None:
-        images = curves.generate(4000, 1, version=1)[0]
+        images = first.first_version(4000, 1)[0]
         assert 5.9 < curves.pca_left(images, images) < 6.2
 
     def test_deterministic_and_nested(self) -> None:

@@ -6,13 +6,10 @@ measures ours). It is CURVES-like: absolute errors on it are not the paper's, ra
 """
 
 import io
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.interpolate import CubicSpline
 from scipy.special import expit
 
 from shf.lab.npz import NpzError, read_npz
@@ -25,8 +22,11 @@ IMAGE_SHAPE = (28, 28)
 PIXELS = 784
 TRAIN, TEST = 20_000, 10_000
 MOST_CASES = 1_000_000
+GENERATOR = 2  # its version: benchmarks/curves.py has the first
+INSIDE = (6.5, 20.5)  # the range of the points' coordinates, in pixels, uniform
 SAMPLES = 60  # along a curve
 REACH = 0.6
+RADIUS, SOFTNESS = 0.85, 0.14  # of the ink, in pixels
 BLOCK = 256  # curves drawn at once: their images stay in the processor's cache
 
 ORIGINAL = "curves/digs3pts_1.mat"
@@ -37,14 +37,33 @@ Images = NDArray[np.float32]
 Points = NDArray[np.float64]
 
 
-def _spline(points: Points) -> Points:
-    """The natural cubic spline through the three points at t = 0, ½, 1."""
-    through = CubicSpline([0.0, 0.5, 1.0], points, axis=1, bc_type="natural")
-    return np.asarray(through(np.linspace(0.0, 1.0, SAMPLES)))
+def generate(train: int = TRAIN, test: int = TEST, seed: int = 0) -> tuple[Images, Images]:
+    """(train, 784) and (test, 784) images in [0, 1], the same for the same seed.
+
+    The two sets have streams of their own: a smaller set is the beginning of a larger one.
+    """
+    of_train, of_test = streams(seed)
+    return draw(control_points(train, of_train)), draw(control_points(test, of_test))
+
+
+def streams(seed: int) -> list[np.random.Generator]:
+    """Of the training set and of the test set."""
+    return [np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(2)]
+
+
+def control_points(cases: int, stream: np.random.Generator) -> Points:
+    """(cases, 3, 2): the points of each curve, each (x, y), y downwards; a curve goes from its uppermost to its lowest."""
+    found = stream.uniform(*INSIDE, size=(cases, 3, 2))
+    return np.take_along_axis(found, np.argsort(found[:, :, 1], axis=1)[:, :, None], axis=1)
+
+
+def draw(points: Points) -> Images:
+    """The images (cases, 784) of the curves of ``points`` (cases, 3, 2), each point (x, y)."""
+    return painted(_parabola(points), SOFTNESS)
 
 
 def _parabola(points: Points) -> Points:
-    """From a to c, bent towards b: a + t (c - a) + 4 t (1 - t) · 0.6 (b - (a + c) / 2).
+    """60 samples on the way from a to c, bent towards b: a + t (c - a) + 4 t (1 - t) · 0.6 (b - (a + c) / 2).
 
     At t = ½ it is six tenths of the way from the chord's middle to b: a little beyond a Bézier curve, which is half way.
     """
@@ -53,66 +72,14 @@ def _parabola(points: Points) -> Points:
     return np.asarray(a + t * (c - a) + 4 * t * (1 - t) * REACH * (b - (a + c) / 2))
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """How curves are drawn.
-
-    Attributes:
-        inside: the range of the points' coordinates, in pixels, uniform.
-        ordered: whether a curve goes from its uppermost point to its lowest; else in the order drawn by chance.
-        curve: from points (cases, 3, 2) to samples (cases, 60, 2).
-        radius, softness: r and s of the ink 1 / (1 + exp((d - r) / s)) of a pixel at distance d, in pixels.
-    """
-
-    inside: tuple[float, float]
-    ordered: bool
-    curve: Callable[[Points], Points]
-    radius: float
-    softness: float
-
-
-DRAWINGS = {
-    1: Drawing((6.0, 21.0), ordered=False, curve=_spline, radius=0.85, softness=0.25),
-    2: Drawing((6.5, 20.5), ordered=True, curve=_parabola, radius=0.85, softness=0.14),
-}
-"""By the generator's version. The first is kept for the records that were made with it."""
-GENERATOR = 2
-
-
-def generate(train: int = TRAIN, test: int = TEST, seed: int = 0, version: int = GENERATOR) -> tuple[Images, Images]:
-    """(train, 784) and (test, 784) images in [0, 1], the same for the same seed and version.
-
-    The two sets have streams of their own: a smaller set is the beginning of a larger one.
-    """
-    streams = [np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(2)]
-    drawn = (
-        draw(control_points(cases, stream, version), version)
-        for cases, stream in zip((train, test), streams, strict=True)
-    )
-    return next(drawn), next(drawn)
-
-
-def control_points(cases: int, stream: np.random.Generator, version: int = GENERATOR) -> Points:
-    """(cases, 3, 2): the points of each curve, each (x, y), y downwards."""
-    drawing = DRAWINGS[version]
-    found = stream.uniform(*drawing.inside, size=(cases, 3, 2))
-    if not drawing.ordered:
-        return found
-    return np.take_along_axis(found, np.argsort(found[:, :, 1], axis=1)[:, :, None], axis=1)
-
-
-def draw(points: Points, version: int = GENERATOR) -> Images:
-    """The images (cases, 784) of the curves of ``points`` (cases, 3, 2), each point (x, y).
-
-    A pixel's distance is that to the nearest of a curve's 60 samples; pixel centres lie at the integers 0..27.
-    """
-    drawing = DRAWINGS[version]
-    curves = drawing.curve(points)
-    images = np.empty((len(points), PIXELS), dtype=np.float32)
-    for start in range(0, len(points), BLOCK):
+def painted(curves: Points, softness: float) -> Images:
+    """(cases, 784): the ink 1 / (1 + exp((d - r) / s)) of a pixel at distance d from the nearest of a curve's 60 samples, in
+    pixels; pixel centres lie at the integers 0..27."""
+    images = np.empty((len(curves), PIXELS), dtype=np.float32)
+    for start in range(0, len(curves), BLOCK):
         block = slice(start, start + BLOCK)
         distance = _distance_to_nearest(curves[block].astype(np.float32))
-        images[block] = expit((drawing.radius - distance) / drawing.softness).reshape(-1, PIXELS)
+        images[block] = expit((RADIUS - distance) / softness).reshape(-1, PIXELS)
     return images
 
 
