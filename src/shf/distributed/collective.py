@@ -8,11 +8,11 @@ process raises on all: nobody is left waiting.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from shf.distributed.contribution import Contribution
 from shf.linear.cg import inner_product
 
 
@@ -41,31 +41,6 @@ class Share:
         return None if len(own) == self.rows else own
 
 
-class Contributor(Protocol):
-    """What one process brings to a step."""
-
-    @property
-    def counts(self) -> Sequence[int]:
-        """Numbers of rows (or of other things) to be laid end to end over the processes."""
-
-    @property
-    def required(self) -> Sequence[str]:
-        """What the first of them count, in words: of each of these some process must have a row."""
-
-    @property
-    def seed(self) -> int:
-        """Of the step's random draws; the first process's becomes everyone's."""
-
-    def facts(self) -> Mapping[str, Any]:
-        """What must be the same everywhere: options, shapes, counters. Anything that JSON can say."""
-
-    def tensors(self) -> Mapping[str, Tensor]:
-        """What must be bitwise the same everywhere, by name."""
-
-
-P = TypeVar("P", bound=Contributor)
-
-
 @dataclass(frozen=True)
 class Agreement:
     """What a process knows of the others before a step: where its share lies, per count, and the common seed."""
@@ -92,7 +67,7 @@ class Collective:
         """Surrounds a step: an error that leaves it here is made known to the others."""
         return nullcontext()
 
-    def agree(self, prepare: Callable[[], P]) -> tuple[P, Agreement]:
+    def agree(self, prepare: Callable[[], Contribution]) -> tuple[Contribution, Agreement]:
         """Begins a step: everyone prepares, and makes sure that all are about to do the same thing."""
         own = prepare()
         return own, Agreement([Share(0, n, n) for n in own.counts], own.seed)

@@ -13,16 +13,16 @@ from shf.state import OptimizerState
 
 @dataclass(frozen=True)
 class Contribution:
-    """A process's part in a step; see `shf.distributed.collective.Contributor`.
+    """A process's part in a step.
 
     Attributes:
         network: the network with the parameters that it trains.
         counts: rows, and what else is laid end to end over the processes.
-        seed: of the random draws.
+        seed: of the step's random draws; the first process's becomes everyone's.
         settings: options, counters, weight decay: what the optimizer itself is made of.
         state: what the optimizer remembers of each parameter: δ, averages, Kronecker factors.
         data: what the step is about; the other processes have their own.
-        required: what the first counts are of, which may not be empty everywhere.
+        required: what the first counts are of, in words: of each of these some process must have a row.
     """
 
     network: Network
@@ -34,6 +34,7 @@ class Contribution:
     required: Sequence[str] = ("the batch",)
 
     def facts(self) -> Mapping[str, Any]:
+        """What must be the same everywhere: options, shapes, counters. Anything that JSON can say."""
         model, trained = self.network.model, set(self.network.names)
         parameters = {
             name: f"{p.dtype} {list(p.shape)} {'trained' if name in trained else 'frozen'}{self._entries_in_words(p)}"
@@ -47,7 +48,8 @@ class Contribution:
         }
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """All parameters, frozen ones too, and what is remembered of them."""
+        """What must be bitwise the same everywhere, by name: all parameters, frozen ones too, and what is remembered of
+        them."""
         named = dict(self.network.model.named_parameters())
         return {f"parameter {name}": p for name, p in named.items()} | {
             f"{_IN_WORDS.get(entry, entry)} of {name}": self.state[p][entry]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,7 +20,8 @@ from shf.component import Component, flag, number, one_of, option, whole
 from shf.data.draws import mix
 from shf.distributed.agreement import checksums, differences, to_text
 from shf.distributed.channel import Channel, Traffic, find_group
-from shf.distributed.collective import SINGLE, Agreement, Collective, P, Share
+from shf.distributed.collective import SINGLE, Agreement, Collective, Share
+from shf.distributed.contribution import Contribution
 from shf.errors import RankError
 from shf.linear.cg import inner_product
 
@@ -97,10 +98,10 @@ class Connection:
         return self._ranks
 
 
-class _Presence(Generic[P]):
+class _Presence:
     """What this rank tells the others before a step, and what stays behind the numbers it sends."""
 
-    def __init__(self, participant: P, *, with_seed: bool, with_tensors: bool) -> None:
+    def __init__(self, participant: Contribution, *, with_seed: bool, with_tensors: bool) -> None:
         self.participant = participant
         seed = {"seed": participant.seed} if with_seed else {}  # at first rank 0's is adopted, later they must agree
         self.facts = to_text({**seed, **participant.facts()})
@@ -143,7 +144,7 @@ class Replicated(Collective):
                 self.channel.report_failure(_describe(error))
             raise
 
-    def agree(self, prepare: Callable[[], P]) -> tuple[P, Agreement]:
+    def agree(self, prepare: Callable[[], Contribution]) -> tuple[Contribution, Agreement]:
         channel = self.channel
         first = not self._met
         due = first or channel.exchange % self._communication.check_every == 0
