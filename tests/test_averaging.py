@@ -54,6 +54,37 @@ def test_a_step_on_the_average_is_refused():
     assert optimizer.step(*labelled()).accepted
 
 
+def test_eval_and_train_are_averaged_without_a_block():
+    """A step waits for `train`; the states of model and optimizer, saved meanwhile, belong together."""
+    optimizer, iterates = trained()
+    with optimizer.averaged():
+        average = theta(optimizer.model)
+    for _ in range(2):
+        optimizer.eval()
+        assert torch.equal(theta(optimizer.model), average)
+        with optimizer.averaged():
+            assert torch.equal(theta(optimizer.model), average)
+    with pytest.raises(RuntimeError, match=r"call optimizer\.train\(\) first"):
+        optimizer.step(*labelled())
+    other = shf.SHF(mlp(), CE, averaging=0.7)
+    other.model.load_state_dict(optimizer.model.state_dict())
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for each in (optimizer, other):
+        each.train()
+        each.train()
+        assert torch.equal(theta(each.model), iterates[-1])
+    a, b = optimizer.step(*labelled()), other.step(*labelled())
+    assert a == b
+    assert torch.equal(theta(optimizer.model), theta(other.model))
+
+
+def test_without_averages_eval_and_train_do_nothing():
+    optimizer, iterates = trained(averaging=0.0)
+    optimizer.eval()
+    assert torch.equal(theta(optimizer.model), iterates[-1])
+    assert optimizer.step(*labelled()).accepted
+
+
 def test_training_is_the_same_with_and_without():
     assert torch.equal(trained()[1][-1], trained(averaging=0.0)[1][-1])
 

@@ -37,7 +37,9 @@ def test_the_examples_of_using_run_one_after_the_other(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     names: dict = {"__name__": "example"}
-    first, from_adam, preset, evaluating, saving, steady, terms, time_first, other_data = blocks("docs/using.md")
+    first, from_adam, preset, evaluating, saving, batch_method, steady, terms, time_first, other_data = blocks(
+        "docs/using.md"
+    )
     exec(first, names)
     start = torch.nn.functional.cross_entropy(names["model"](names["data"].tensors[0]), names["data"].tensors[1])
     for block in (from_adam, preset, evaluating):
@@ -51,6 +53,8 @@ def test_the_examples_of_using_run_one_after_the_other(tmp_path, monkeypatch):
     assert not same(kept, {name: part.state_dict() for name, part in names["parts"].items()})
     exec(load, names)
     assert same(kept, {name: part.state_dict() for name, part in names["parts"].items()})
+    exec(batch_method, names)
+    assert names["info"].loss_after < names["info"].loss_before
     exec(steady, names)
     assert names["optimizer"].step(torch.randn(8, 5, 2), torch.randn(8, 1)).accepted
     exec(terms, names)

@@ -1,5 +1,11 @@
 """Stochastic Hessian-free optimization (Kiros, 2013) for PyTorch: curvature without a learning rate."""
 
+import warnings
+
+with warnings.catch_warnings():  # torch says so on import where numpy is absent; nothing here needs it
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+    import torch as torch
+
 from shf import damping, losses, preconditioners, solvers
 from shf.closure import batch, evaluate
 from shf.composition import Config, HFConfig

@@ -3,15 +3,17 @@
 Late in training the iterates move around a point more than towards it; their average is nearer to it than they are.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from shf.component import Component, number, option
-from shf.state import Memory, OptimizerState, recall
+from shf.runtime.interrupts import deferred_interrupts, no_interrupts
+from shf.state import Memory, OptimizerState, recall, remember
 
 AVERAGE = "average"
 """Its name in the optimizer's state."""
@@ -48,6 +50,17 @@ class Averaging(Component):
                 for value, old in zip(values, memory.pieces(AVERAGE), strict=True)
             ],
         )
+
+
+def exchange_(parameters: Iterator[Tensor], state: OptimizerState, group: MutableMapping[str, Any]) -> None:
+    """Each parameter and its average change places; which is where is noted in the group's numbers."""
+    numbers = {**group["shf"], "averaged": not group["shf"].get("averaged")}
+    with torch.no_grad(), deferred_interrupts(), no_interrupts():
+        for p in parameters:
+            if (average := recall(state, p, AVERAGE)) is not None:
+                remember(state, p, **{AVERAGE: p.detach().clone()})
+                p.copy_(average)
+        group["shf"] = numbers if numbers["averaged"] else {k: v for k, v in numbers.items() if k != "averaged"}
 
 
 @contextmanager

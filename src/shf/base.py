@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from shf.averaging import swapped
+from shf.averaging import exchange_, swapped
 from shf.composition import Config
 from shf.data.batches import Count, Select, count_rows, select_rows
 from shf.distributed.replicated import Communication, Connection
@@ -19,11 +19,11 @@ from shf.iteration import Iteration
 from shf.lastsolution import LastSolution
 from shf.model.network import Forward, Network, call_model
 from shf.options import Options
-from shf.runtime.context import StepContext
+from shf.runtime.context import StepContext, warn
 from shf.state import forget_all_but, refuse_other_shapes, step_seed
 from shf.terms import Term, make_objective
 
-_COUNTERS = {"epoch", "iteration", "seed"}
+_COUNTERS = {"epoch", "iteration", "seed", "averaged"}
 """Numbers that are no part's own."""
 
 
@@ -110,12 +110,32 @@ class CurvatureOptimizer(Optimizer):
         """
         if not self.config.averaging:
             raise RuntimeError(f"{type(self).__name__}(averaging=0): no average is kept; give averaging=0.95, say")
+        if self._scalars.get("averaged"):  # by `eval`
+            yield
+            return
         with swapped(self.model.parameters(), self.state):
             before, self._averaged_now = self._averaged_now, True
             try:
                 yield
             finally:
                 self._averaged_now = before
+
+    def eval(self) -> None:
+        """Puts the running average of the iterates in the parameters' place until `train` is called, as loops do that know
+        schedule-free optimizers. Without `averaging` nothing happens.
+
+        The iterates wait in the optimizer's state: checkpoints of model and optimizer made meanwhile belong together.
+        """
+        self._exchange(averaged=True)
+
+    def train(self) -> None:
+        """Puts the iterates back in the parameters' place, after `eval`; a step needs them there."""
+        self._exchange(averaged=False)
+
+    def _exchange(self, *, averaged: bool) -> None:
+        if not self.config.averaging or bool(self._scalars.get("averaged")) == averaged:
+            return
+        exchange_(self.model.parameters(), self.state, self.param_groups[0])
 
     def next_epoch(self) -> None:
         """Begins the next epoch: γ ← min(1.01 γ, 0.99), β ← cβ, and the next curvature rows."""
@@ -162,16 +182,26 @@ class CurvatureOptimizer(Optimizer):
         """Everything that continues the run: δ, λ, γ, β, epoch, seed, and what other options remember of each parameter.
         With `split_vectors`, call it on all processes."""
         self._last_solution.gather(self.state, self._connection.ranks())
-        return super().state_dict()
+        found = super().state_dict()
+        first, *others = found[
+            "param_groups"
+        ]  # what was saved may be asked for later: options are no part of the run's
+        numbers = {**first["shf"], "options": self.config.in_words()}
+        return {**found, "param_groups": [{**first, "shf": numbers}, *others]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continues where `state_dict` was taken: δ, λ, γ, β, epoch, seed and the groups' weight decay come from it. What
-        options remember that are off here is dropped."""
+        options remember that are off here is dropped. Options are not loaded: a warning names those that differ."""
         if "shf" not in (state_dict.get("param_groups") or [{}])[0]:
             raise ValueError(
                 f"the state was not saved by {type(self).__name__}: its first parameter group has no 'shf'"
             )
         refuse_other_shapes(state_dict, self.param_groups)
+        if others := self.config.others(state_dict["param_groups"][0]["shf"].get("options", "{}")):
+            warn(
+                f"the state was saved by an optimizer with other options: {others}. Those given here hold, and "
+                "the run goes on otherwise than it would have"
+            )
         super().load_state_dict(state_dict)
         self.param_groups = [Group(group) for group in self.param_groups]
         self._forget_switched_off()
@@ -212,6 +242,8 @@ class CurvatureOptimizer(Optimizer):
     def _refuse_averages(self) -> None:
         if self._averaged_now:
             raise RuntimeError("step inside `with optimizer.averaged()`: what it did would be lost; step outside")
+        if self._scalars.get("averaged"):
+            raise RuntimeError("step after optimizer.eval(): the parameters are averages; call optimizer.train() first")
 
     def _network(self) -> Network:
         """The parameters to train now, in the model's order."""

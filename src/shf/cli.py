@@ -8,6 +8,11 @@ _NEEDED = ("typer", "rich", "numpy", "scipy", "matplotlib", "jinja2", "filelock"
 
 def main() -> None:
     """Run the command line; ends the process with 0 (done), 1 (failed or not finished) or 2 (wrong usage)."""
+    if sys.argv[1:] == ["--version"]:
+        from shf import __version__
+
+        print(f"shf {__version__}")
+        return
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         print(

@@ -6,8 +6,7 @@ draws.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from types import FunctionType, MethodType
@@ -161,24 +160,18 @@ def refuse_missing(inputs: Any, expected: str) -> None:
         refuse_call("a number (the batch's loss?)", expected)
 
 
-@contextmanager
-def explained_batch(inputs: Any, targets: Any) -> Iterator[None]:
-    """Errors of a model that got a list, or two things without targets, say how a batch is given."""
+def explain_batch(inputs: Any, targets: Any, error: Exception) -> None:
+    """Says how a batch is given where a model could do nothing with a list, or with two things without targets."""
     whole = targets is None and isinstance(inputs, tuple | list) and len(inputs) == 2
-    try:
-        yield
-    except (TypeError, AttributeError) as error:
-        if whole:
-            refuse_call("a batch of two and no targets", "optimizer.step(*batch)", error)
-        if isinstance(inputs, list) and inputs and all(isinstance(x, Tensor) for x in inputs):
-            right = "inputs[0]" if len(inputs) == 1 else "tuple(inputs)"
-            given = f"a list of {len(inputs)} for inputs, which the model got as one argument"
-            refuse_call(given, f"optimizer.step({right}, targets)", error)
-        raise
-    except Exception as error:
+    if not isinstance(error, TypeError | AttributeError):
         if whole:
             error.add_note("step takes inputs and targets apart: if this is a batch of both, optimizer.step(*batch)")
-        raise
+    elif whole:
+        refuse_call("a batch of two and no targets", "optimizer.step(*batch)", error)
+    elif isinstance(inputs, list) and inputs and all(isinstance(x, Tensor) for x in inputs):
+        right = "inputs[0]" if len(inputs) == 1 else "tuple(inputs)"
+        given = f"a list of {len(inputs)} for inputs, which the model got as one argument"
+        refuse_call(given, f"optimizer.step({right}, targets)", error)
 
 
 def refuse_call(given: str, expected: str = STEP, cause: Exception | None = None) -> NoReturn:

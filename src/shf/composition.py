@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import json
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -14,6 +15,7 @@ from shf.linear import Caution, DecayStep, LinearSolver, Momentum, Stopping
 from shf.local import Local
 from shf.method import Method
 from shf.preconditioners import Kronecker, Preconditioner, Work
+from shf.runtime.guards import Guards
 from shf.selection import Selection
 from shf.state import Memory, Move
 
@@ -107,6 +109,16 @@ class Config:
     @classmethod
     def defaults(cls) -> dict[str, Any]:
         return {name: default for name, (default, _, _) in cls.flat().items()}
+
+    def in_words(self) -> str:
+        """Every option's value, as one text: plain data for a state."""
+        return json.dumps({name: repr(value) for name, value in self.values.items()}, ensure_ascii=False)
+
+    def others(self, words: str) -> str:
+        """Which options are others than in the words of `in_words`; those apart that no step depends on."""
+        saved, own, aside = json.loads(words), json.loads(self.in_words()), self.part(Guards).options()
+        differ = [name for name in own if name in saved and name not in aside and own[name] != saved[name]]
+        return ", ".join(f"{name}={own[name]} (saved with {saved[name]})" for name in differ)
 
     # --- what an optimizer makes of it -------------------------------------------------------------------------------
 

@@ -71,6 +71,15 @@ class StepInfo:
     gradient_noise: float | None = None
     terms: Mapping[str, float] | None = None
 
+    def asdict(self) -> dict[str, float]:
+        """Numbers alone, flat, as loggers take them: terms by `term/name`, a floor or ceiling of λ as -1 or 1, no entry for
+        what was not measured."""
+        found = {f"term/{name}": value for name, value in (self.terms or {}).items()}
+        bounds = {DampingBound.FLOOR: -1.0, DampingBound.CEILING: 1.0}
+        found["damping_bound"] = bounds[self.damping_bound] if self.damping_bound else 0.0
+        found["skipped"] = float(self.skipped is not None)
+        return {k: float(v) for k, v in vars(self).items() if isinstance(v, int | float)} | found
+
     @classmethod
     def of_skipped(cls, damping: float, why: str) -> "StepInfo":
         """Of a batch that was passed over: one gradient pass, and nothing moved."""

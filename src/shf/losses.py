@@ -89,6 +89,13 @@ class Loss:
         self.function = function
         self.reduction = Reduction(chosen)
 
+    @property
+    def takes_one_tensor(self) -> bool:
+        """Whether it is one of torch's losses, which take nothing else for outputs."""
+        function = self.function
+        own = isinstance(function, nn.modules.loss._Loss | PerCase)
+        return own or any(function is known for known, _ in _FUNCTIONS)
+
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         value = self.function(outputs, targets)
         if not isinstance(value, Tensor) or value.numel() != 1:

@@ -1,11 +1,10 @@
 """What an optimizer's steps are about: one loss on one batch, and what the parts of a step need to know of it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
-from shf.closure import STEP, Given, explained_batch, is_closure, of_closure, pair_of, refuse_missing, tried
+from shf.closure import STEP, Given, explain_batch, is_closure, of_closure, pair_of, refuse_missing, tried
 from shf.data.batches import Batch, count_rows
 from shf.distributed.collective import Collective
 from shf.distributed.contribution import Contribution
@@ -71,8 +70,12 @@ class Objective:
                 f"the optimizer has one loss, {subject.loss.name}: expected step(inputs, targets); for terms give the "
                 "optimizer a mapping of them in place of the loss, name → shf.Term"
             )
-        with nullcontext() if own else explained_batch(inputs, targets):
+        try:
             return [Piece.of(subject, (inputs, targets), groups, ranks, may_be_empty=ranks.several)]
+        except Exception as error:
+            if not own:
+                explain_batch(inputs, targets, error)
+            raise
 
     def _pieces_of_closure(self, closure: Callable[[], Any], groups: Groups, ranks: Collective) -> list[Piece]:
         """Of each term one, for which the closure is run by itself."""

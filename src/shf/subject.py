@@ -10,7 +10,7 @@ from shf.distributed.collective import Collective
 from shf.groups import trainable
 from shf.losses import Loss
 from shf.model.evaluation import Evaluation
-from shf.model.network import Forward, Network, unwrap
+from shf.model.network import Forward, Network, call_for_tensor, call_model, unwrap
 from shf.probing.derivatives import refuse_single_derivatives_on
 from shf.probing.layout import NO_ROWS, Layout, LayoutMemory, few_rows
 from shf.probing.losses import refuse_contradictions
@@ -42,12 +42,13 @@ class Subject:
         self.model, self.loss = unwrap(model), Loss(loss, reduction)
         self.select, self.count = select, count
         self.forward = forward
+        self._call = call_for_tensor if forward is call_model and self.loss.takes_one_tensor else forward
         self._layouts, self._evaluation = LayoutMemory(), Evaluation()
         self._probed = False  # whether loss and second derivatives were looked at
 
     def network(self, groups: Groups, ranks: Collective) -> Network:
         """The parameters to train now, in the model's order; models that a step cannot do with are refused."""
-        network = Network(self.model, trainable(self.model, groups), self.forward, self._evaluation)
+        network = Network(self.model, trainable(self.model, groups), self._call, self._evaluation)
         refuse_unsupported(network, ranks)
         return network
 

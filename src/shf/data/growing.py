@@ -5,6 +5,7 @@ it is not, |S| = tr Σ / (θ² ‖∇f_S‖²) would be. Early on gradients are 
 """
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from shf.data.batches import select_rows
 from shf.data.draws import mix
@@ -73,9 +74,14 @@ class GrowingLoader:
         largest: rows of a batch at most; by default a quarter of all, so that an epoch still is several steps.
         tolerance: θ of the test: smaller means larger batches.
         seed: of the order.
+        generator: one that the seed is drawn from, in place of `seed`.
         collate_fn: makes a batch of a list of samples, as of torch's DataLoader; sequences of unequal lengths need one.
+        num_workers: processes that load samples ahead, as of torch's DataLoader; batches that are under way keep their size.
+        pin_memory: likewise.
         num_replicas: processes that share each batch, as of torch's DistributedSampler; `batch_size` counts the rows of all.
         rank: which of them this is. Together the processes take the batches, and the steps, that one alone would.
+        **loading: what else torch's DataLoader takes for its workers: prefetch_factor, persistent_workers, worker_init_fn,
+            multiprocessing_context, timeout.
 
     Example:
         >>> loader = GrowingLoader((torch.randn(1000, 4), torch.randint(3, (1000,))), batch_size=100)
@@ -92,15 +98,20 @@ class GrowingLoader:
         largest: int | None = None,
         tolerance: float = 0.7,
         seed: int = 0,
+        generator: torch.Generator | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+        pin_memory: bool = False,
         num_replicas: int = 1,
         rank: int = 0,
+        **loading: Any,
     ) -> None:
-        self._tensors = _as_tensors(data)
-        self._data = data
-        self._collate = _collate if collate_fn is None else collate_fn
-        if collate_fn is not None and self._tensors is not None:  # it is asked for samples
-            self._data, self._tensors = TensorDataset(*self._tensors), None
+        _refuse_loading(loading)
+        tensors, samples = _as_tensors(data), data
+        if tensors is not None:  # of which whole batches are taken, unless one asks for samples
+            samples = _Columns(tensors) if collate_fn is None else TensorDataset(*tensors)
+        if generator is not None:
+            seed = int(torch.randint(2**62, (), generator=generator).item())
         whole = {"batch_size": batch_size, "seed": seed, "num_replicas": num_replicas, "rank": rank}
         for name, value in (whole if largest is None else {**whole, "largest": largest}).items():
             if not isinstance(value, Integral) or isinstance(value, bool):
@@ -109,7 +120,7 @@ class GrowingLoader:
             raise ValueError(
                 f"GrowingLoader(rank={rank}, num_replicas={num_replicas}): ranks count from 0, below num_replicas"
             )
-        lengths = {len(t) for t in self._tensors} if self._tensors is not None else {len(self._data)}  # type: ignore[arg-type]
+        lengths = {len(t) for t in tensors} if tensors is not None else {len(data)}  # type: ignore[arg-type]
         if len(lengths) != 1 or 0 in lengths:
             raise ValueError(f"data of lengths {sorted(lengths)}: expected one length, at least 1")
         self._rows = lengths.pop()
@@ -123,7 +134,17 @@ class GrowingLoader:
         self._seed = int(seed)
         self._replicas, self._rank = int(num_replicas), int(rank)
         self._epoch = 0
-        self._last = 0
+        self._last, self._ahead = 0, deque[int]()  # rows of the last batch, and of those that were begun after it
+        self._source = torch.Generator()  # of what workers draw
+        self._loader: DataLoader[Any] = DataLoader(
+            samples,  # type: ignore[arg-type]
+            batch_sampler=_Order(self),
+            collate_fn=collate_fn or (_collate if tensors is None else _as_it_is),
+            num_workers=num_workers,
+            pin_memory=pin_memory,
+            generator=self._source,
+            **loading,
+        )
 
     @property
     def batch_size(self) -> int:
@@ -138,13 +159,22 @@ class GrowingLoader:
         return batches
 
     def __iter__(self) -> Iterator[Any]:
+        self._ahead.clear()
+        self._source.manual_seed(mix(self._seed, self._epoch, 1))
+        for batch in self._loader:
+            self._last = self._ahead.popleft()
+            yield batch
+
+    def _rows_of_batches(self) -> Iterator[list[int]]:
+        """Those of an epoch that begins: each is cut when it is asked for."""
         source = torch.Generator().manual_seed(mix(self._seed, self._epoch))
         self._epoch += 1
         order, begin = torch.randperm(self._rows, generator=source), 0
         while begin < self._rows:
             rows = order[begin : begin + self._size.next_of(self._rows - begin)]
-            begin, self._last = begin + len(rows), len(rows)
-            yield self._take(rows.tensor_split(self._replicas)[self._rank])
+            begin += len(rows)
+            self._ahead.append(len(rows))
+            yield rows.tensor_split(self._replicas)[self._rank].tolist()
 
     def hear(self, info: StepInfo) -> None:
         """Lets the batches grow if the step on the last batch found its gradient too noisy for their size.
@@ -164,10 +194,47 @@ class GrowingLoader:
         self._epoch = int(state["epoch"])
         self._size = replace(self._size, size=int(state["size"]), needed=state["needed"])
 
-    def _take(self, rows: Tensor) -> Any:
-        if self._tensors is not None:
-            return tuple(select_rows(t, rows) for t in self._tensors)
-        return self._collate([self._data[int(i)] for i in rows])
+
+class _Order:
+    """A loader's rows, batch by batch, as torch's DataLoader asks for them."""
+
+    def __init__(self, loader: GrowingLoader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._loader._rows_of_batches()
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+
+class _Columns(Dataset[Any]):
+    """Tensors with rows in common, of which a DataLoader takes whole batches."""
+
+    def __init__(self, tensors: tuple[Tensor, ...]) -> None:
+        self._tensors = tensors
+
+    def __getitems__(self, rows: list[int]) -> tuple[Tensor, ...]:
+        return tuple(select_rows(t, torch.tensor(rows)) for t in self._tensors)
+
+
+_LOADING = ("prefetch_factor", "persistent_workers", "worker_init_fn", "multiprocessing_context", "timeout")
+
+
+def _refuse_loading(options: Mapping[str, Any]) -> None:
+    for name in options:
+        if name not in _LOADING:
+            own = name in ("shuffle", "sampler", "batch_sampler", "drop_last")
+            why = (
+                "it shuffles all rows in every epoch, and drops none"
+                if own
+                else f"beyond its own it has {', '.join(_LOADING)}"
+            )
+            raise TypeError(f"GrowingLoader({name}=...): {why}; leave it out")
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
 
 
 def _collate(samples: list[Any]) -> Any:

@@ -4,6 +4,7 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
-from shf.data.tree import parts
+from shf.data.tree import leaves, parts
 from shf.linear.flat import Shapes
 from shf.model.convolution import OwnConvolutions
 from shf.model.evaluation import Evaluation
@@ -32,6 +33,36 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, Mapping):
         return model(**inputs)
     return model(inputs)
+
+
+def call_for_tensor(model: nn.Module, inputs: Any) -> Any:
+    """The convention where the loss takes one tensor: of several outputs the only one of floating-point numbers with the
+    inputs' rows."""
+    outputs = model(inputs) if isinstance(inputs, Tensor) else call_model(model, inputs)
+    if isinstance(outputs, Tensor):
+        return outputs
+    named = _named(outputs)
+    rows = {len(z) for z in leaves(inputs) if z.ndim}
+    fits = [z for z in named.values() if isinstance(z, Tensor) and z.is_floating_point() and z.ndim and len(z) in rows]
+    if len(fits) == 1:
+        return fits[0]
+    call = "model(**inputs)" if isinstance(inputs, Mapping) else f"model({'*' * isinstance(inputs, tuple)}inputs)"
+    name = "logits" if "logits" in named or not named else next(iter(named))
+    which = f"[{name!r}]" if isinstance(outputs, Mapping | tuple | list) else f".{name}"
+    raise TypeError(
+        f"{type(model).__name__} returns a {type(outputs).__name__} ({', '.join(map(str, named))}), of which {len(fits)} "
+        "are floating-point tensors with the batch's rows, and the loss takes one tensor: say which it is, "
+        f"shf.SHF(model, loss, forward=lambda model, inputs: {call}{which})"
+    )
+
+
+def _named(outputs: Any) -> dict[Any, Any]:
+    """The parts of what a model returns, by name or number."""
+    if isinstance(outputs, Mapping):
+        return dict(outputs)
+    if is_dataclass(outputs):
+        return {field.name: getattr(outputs, field.name) for field in fields(outputs)}
+    return dict(enumerate(outputs)) if isinstance(outputs, tuple | list) else {}
 
 
 def unwrap(model: nn.Module) -> nn.Module:
