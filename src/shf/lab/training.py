@@ -77,11 +77,11 @@ class Training:
     def _batch_size(self) -> int:
         return self.position.batch or self.config.batch or self._cases
 
-    def train(self) -> Iterator[dict[str, Any]]:
-        """Steps of the method until the run is exhausted, each one's row for the record; the objective of the last may not
-        be finite."""
+    def train(self, *, limited: bool = True) -> Iterator[dict[str, Any]]:
+        """Steps of the method until the run is exhausted, if it is to be `limited`, each one's row for the record; the
+        objective of the last may not be finite."""
         every, before = self.config.evaluate_seconds, self.position.elapsed
-        for report in self.loop.until(lambda _: self.exhausted):
+        for report in self.loop.until(lambda _: limited and self.exhausted):
             at = self.position
             self.evaluation_due = every is not None and at.elapsed // every > before // every
             before = at.elapsed
@@ -89,8 +89,8 @@ class Training:
             yield {"row": "iteration", "iteration": at.iteration, "epoch": at.epoch, **report, **spent}
 
     def iterate(self) -> dict[str, Any]:
-        """One step; its row."""
-        return next(self.train())
+        """One step, whatever the run's limit; its row."""
+        return next(self.train(limited=False))
 
     def _step(self) -> Mapping[str, float]:
         """The method's step on the next batch."""
