@@ -168,6 +168,11 @@ NETWORKS = {
         images,
         ["0", "2"],
     ),
+    "convolution, stride and dilation in both directions": (
+        lambda: nn.Sequential(nn.Conv2d(2, 2, (3, 2), (2, 3), (2, 1), dilation=(2, 1)), nn.Flatten(), nn.Linear(24, 3)),
+        lambda: images(size=7),
+        ["0", "2"],
+    ),
     "sequence convolution, circular": (
         lambda: nn.Sequential(nn.Conv1d(2, 3, 3, padding=2, padding_mode="circular"), nn.Flatten(), nn.Linear(21, 3)),
         lambda: (torch.randn(ROWS, 2, 5, dtype=torch.float64), torch.randint(3, (ROWS,))),

@@ -82,14 +82,14 @@ def _linear(use: Use, values: dict[str, Tensor]) -> dict[str, Squares]:
     """A linear layer used once on (rows, features): per-case gradients g_j a_j', sum of squares (g²)'(a²)."""
     a, g = use
     found: dict[str, Squares] = {}
-    g_squared, left = g.square(), _probe(g.shape[1], g)
+    g_squared, left = g.square(), probe(g.shape[1], g)
     projected = g @ left
     if "weight" in values:
-        right = _probe(a.shape[1], g)
+        right = probe(a.shape[1], g)
         total = _products_of_squares(g_squared, a)
-        found["weight"] = Squares(total, _projects_to(projected * (a @ right), lambda G: left @ (G @ right)))
+        found["weight"] = Squares(total, projects_to(projected * (a @ right), lambda G: left @ (G @ right)))
     if "bias" in values:
-        found["bias"] = Squares(g_squared.sum(0), _projects_to(projected, lambda G: left @ G))
+        found["bias"] = Squares(g_squared.sum(0), projects_to(projected, lambda G: left @ G))
     return found
 
 
@@ -188,19 +188,13 @@ def _summed(
     return {name: Squares(squares[name], _equals(totals[name], sizes[name])) for name in known}
 
 
-def projections_agree(use: Use, gradient: Tensor) -> bool:
-    """Whether Σ_j g_j a_j' is a given (outputs, inputs) matrix, seen through one projection."""
-    left, right = _probe(use.g.shape[1], use.g), _probe(use.a.shape[1], use.g)
-    return bool(_projects_to((use.g @ left) * (use.a @ right), lambda G: left @ (G @ right))(gradient))
-
-
-def _probe(size: int, like: Tensor) -> Tensor:
+def probe(size: int, like: Tensor) -> Tensor:
     """A fixed vector without structure, for comparing two matrices through one projection of each."""
     angles = torch.arange(1, size + 1, dtype=torch.float64) * (math.sqrt(5) - 1) * math.pi
     return angles.cos().to(like)
 
 
-def _projects_to(terms: Tensor, project: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+def projects_to(terms: Tensor, project: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """Whether a gradient's projection is the sum of the cases' projections, `terms`."""
 
     def explains(gradient: Tensor) -> Tensor:

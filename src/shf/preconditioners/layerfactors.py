@@ -4,13 +4,16 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shf.model.jacobian import Graph, Jacobian
-from shf.model.layersquares import Use, projections_agree
+from shf.model.layersquares import probe, projects_to
 from shf.model.percase import CallAxes, layer_squares, sole_owners
 from shf.preconditioners.factors import Block
+from shf.preconditioners.patches import project_patches, sum_patches
+
+_BLOCKS, _LEAST = 4, 64
+"""Into how many blocks of columns a matrix x'x is divided, and the least columns that are worth one."""
 
 
 class Sums(NamedTuple):
@@ -42,9 +45,7 @@ def explained_gradient(
             g, gradient = gradients.get(i), pulled[block.weight]
             explained[i] = explained[i] and i in known
             if explained[i] and gradient is not None:
-                use = None if g is None else _positions(block, known[i][0], g)
-                matrix = gradient.reshape(block.outputs, -1)
-                explained[i] = use is not None and projections_agree(use, matrix)
+                explained[i] = _explains(block, known[i][0], g, gradient)
     assert total is not None
     return total, explained
 
@@ -96,53 +97,43 @@ def _batched(block: Block, a: Tensor) -> bool:
     return not isinstance(block.module, nn.Conv1d | nn.Conv2d) or a.ndim == block.module.weight.ndim
 
 
-def _positions(block: Block, a: Tensor, g: Tensor) -> Use:
-    """Input and output gradient of every position, (positions, …); the 1 of the bias is not there yet."""
-    a, module = a.detach(), block.module
-    if isinstance(module, nn.Conv1d | nn.Conv2d):
-        g = g.movedim(1, -1)
-        a = _patches(module, a)
-    return Use(a.reshape(-1, a.shape[-1]), g.reshape(-1, g.shape[-1]))
-
-
-def _patches(module: nn.Conv1d | nn.Conv2d, a: Tensor) -> Tensor:
-    """What each position of a convolution sees, (rows, positions, channels · kernel): a sequence is an image of height 1."""
-
-    def pair(values: Sequence[int], one: int) -> tuple[int, int]:
-        return (one, values[0]) if len(values) == 1 else (values[0], values[1])
-
-    a, padding = _padded(module, a)
-    unfolded = F.unfold(
-        a.unsqueeze(2) if isinstance(module, nn.Conv1d) else a,
-        pair(module.kernel_size, 1),
-        dilation=pair(module.dilation, 1),
-        padding=pair(padding, 0),
-        stride=pair(module.stride, 1),
-    )
-    return unfolded.transpose(1, 2)
-
-
-def _padded(module: nn.Conv1d | nn.Conv2d, a: Tensor) -> tuple[Tensor, Sequence[int]]:
-    """A convolution's input, and how many zeros still go on both ends of each axis; padding of another kind, or of two ends
-    that differ, is added here as the layer itself does it."""
-    if module.padding_mode == "zeros" and not isinstance(module.padding, str):
-        return a, module.padding
-    ends = module._reversed_padding_repeated_twice
-    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-    return F.pad(a, ends, mode=mode), (0,) * len(module.kernel_size)
+def _explains(block: Block, a: Tensor, g: Tensor | None, gradient: Tensor) -> bool:
+    """Whether Σ_j g_j a_j' over one call is all of the weight's gradient, seen through one projection."""
+    if g is None:
+        return False
+    matrix = gradient.reshape(block.outputs, -1)
+    left, right = probe(block.outputs, g), probe(matrix.shape[1], g)
+    if isinstance(block.module, nn.Conv1d | nn.Conv2d):
+        terms = project_patches(block.module, a.detach(), right) * (left @ g.flatten(2))
+    else:
+        terms = (a.detach() @ right) * (g @ left)
+    return bool(projects_to(terms, lambda G: left @ (G @ right))(matrix))
 
 
 def _sums(block: Block, a: Tensor, g: Tensor | None, like: Tensor) -> Sums:
     if g is None:  # the layer's output does not reach the loss
         return Sums(like.new_zeros(block.inputs, block.inputs), like.new_zeros(block.outputs, block.outputs), 0)
-    inputs, gradients = _positions(block, a, g)
-    if block.bias is None:
-        return Sums(inputs.t() @ inputs, gradients.t() @ gradients, len(inputs))
-    outer = inputs.new_empty(block.inputs, block.inputs)
-    torch.mm(inputs.t(), inputs, out=outer[:-1, :-1])
-    outer[-1, :-1] = outer[:-1, -1] = inputs.sum(0)
-    outer[-1, -1] = len(inputs)
-    return Sums(outer, gradients.t() @ gradients, len(inputs))
+    if isinstance(block.module, nn.Conv1d | nn.Conv2d):
+        outer, total, positions = sum_patches(block.module, a.detach())
+        g = g.transpose(0, 1).reshape(block.outputs, -1).t()
+    else:
+        inputs = a.detach().reshape(-1, a.shape[-1])
+        outer, total, positions, g = _outer(inputs), inputs.sum(0), len(inputs), g.reshape(-1, block.outputs)
+    if block.bias is not None:
+        column = torch.cat([total, total.new_tensor([positions])])
+        outer = torch.cat([torch.cat([outer, total[None]]), column[:, None]], 1)
+    return Sums(outer, _outer(g), positions)
+
+
+def _outer(x: Tensor) -> Tensor:
+    """x'x, of which one triangle is multiplied out, in blocks."""
+    size = max(_LEAST, -(-x.shape[1] // _BLOCKS))
+    found = x.new_empty(x.shape[1], x.shape[1])
+    for i in range(0, x.shape[1], size):
+        block = found[i : i + size, i:]
+        torch.mm(x[:, i : i + size].t(), x[:, i:], out=block)
+        found[i + size :, i : i + size] = block[:, size:].t()
+    return found
 
 
 def _add(a: Sums, b: Sums) -> Sums:
