@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shf.linear.cg import CGStop
-from shf.linear.roots import Roots, cholesky
+from shf.linear.roots import Roots, cholesky, gram
 from shf.linear.solver import CG, LinearSolver, Path, Run
 from shf.linear.system import LinearSystem
 
@@ -47,7 +47,7 @@ class Dense(Exact):
     """By parameters: Cholesky of R'R + W + λI, of size parameters²."""
 
     def inverse(self, roots: Roots, residual: Tensor, penalty: Tensor | None, damping: float) -> Tensor:
-        matrix = roots.rows.t() @ roots.rows
+        matrix = gram(roots.rows.t())
         matrix.diagonal().add_(roots.weights + damping)
         b = roots.rows.t() @ residual
         b = b if penalty is None else b + penalty
@@ -68,14 +68,14 @@ class Rows(Exact):
         R = roots.rows
         if not isinstance(roots.weights, Tensor):
             d = roots.weights + damping
-            solve = _row_solver(R @ R.t(), d)
+            solve = _row_solver(gram(R), d)
             found = R.t() @ solve(residual)
             return found if penalty is None else found + (penalty - R.t() @ solve(R @ penalty)) / d
         D = roots.weights + damping
         scaled = R / D
-        gram = scaled @ R.t()
-        gram.diagonal().add_(1.0)
-        root = cholesky(gram)
+        inner = scaled @ R.t()
+        inner.diagonal().add_(1.0)
+        root = cholesky(inner)
         found = scaled.t() @ torch.cholesky_solve(residual[:, None], root)[:, 0]
         if penalty is not None:
             p = penalty / D
@@ -83,16 +83,16 @@ class Rows(Exact):
         return found
 
 
-def _row_solver(gram: Tensor, damping: float) -> Callable[[Tensor], Tensor]:
+def _row_solver(products: Tensor, damping: float) -> Callable[[Tensor], Tensor]:
     """r ↦ (RR' + dI)⁻¹r. Where d is lost in rounding beside RR', which may be singular (more rows than parameters), by its
     eigenvectors, those of eigenvalue zero left out: R' has nothing to say about them."""
-    largest = gram.diagonal().max().item()
-    if damping > _SOUND * len(gram) * torch.finfo(gram.dtype).eps * largest:
-        gram.diagonal().add_(damping)
-        root = cholesky(gram)
+    largest = products.diagonal().max().item()
+    if damping > _SOUND * len(products) * torch.finfo(products.dtype).eps * largest:
+        products.diagonal().add_(damping)
+        root = cholesky(products)
         return lambda r: torch.cholesky_solve(r[:, None], root)[:, 0]
-    values, vectors = torch.linalg.eigh(gram)
-    kept = values > len(gram) * torch.finfo(gram.dtype).eps * values[-1]
+    values, vectors = torch.linalg.eigh(products)
+    kept = values > len(products) * torch.finfo(products.dtype).eps * values[-1]
     inverse = torch.where(kept, 1 / (values + damping), torch.zeros_like(values))
     return lambda r: vectors @ (inverse * (vectors.t() @ r))
 

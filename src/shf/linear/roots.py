@@ -30,6 +30,17 @@ class Roots:
         """Whether there are more parameters than rows: then the space of rows is the smaller one."""
         return self.rows.shape[1] > self.rows.shape[0]
 
+    def in_units(self, units: Tensor) -> "Roots":
+        """The same for sδ in place of δ, with s_i the unit of a parameter. R is overwritten."""
+        change, decays = self.change, isinstance(self.weights, Tensor) or self.weights > 0
+        return Roots(
+            self.rows.div_(units),
+            self.weights / units.square() if decays else 0.0,
+            self.residual,
+            None if self.penalty is None else self.penalty / units,
+            lambda delta: change(delta / units),
+        )
+
     def gradient(self) -> Tensor:
         """∇f."""
         g = self.rows.t() @ self.residual
@@ -64,13 +75,13 @@ class SmallSide:
         self.roots, R = roots, roots.rows
         self.wide = roots.wide and not isinstance(roots.weights, Tensor)
         if self.wide:
-            self.shift, gram = float(roots.weights), R @ R.t()
+            self.shift, products = float(roots.weights), gram(R)
         else:
-            self.shift, gram = 0.0, R.t() @ R
-            gram.diagonal().add_(roots.weights)
+            self.shift, products = 0.0, gram(R.t())
+            products.diagonal().add_(roots.weights)
         values: Tensor
         vectors: Tensor
-        values, vectors = torch.linalg.eigh(gram)
+        values, vectors = torch.linalg.eigh(products)
         self.values, self.vectors = values.clamp_min_(0), vectors
 
     @property
@@ -112,6 +123,20 @@ class SmallSide:
             return float(found)
         square = found.square() + 2 / d * torch.dot(b.across, y) + torch.dot(b.penalty, b.penalty) / d**2
         return float(square.clamp_min(0).sqrt())
+
+
+def gram(R: Tensor) -> Tensor:
+    """RR' on and below its diagonal, which is all that factorisations read: half of a full product's work."""
+    size = max(_BLOCK, -(-len(R) // _BLOCKS))
+    found = R.new_zeros(len(R), len(R))
+    for first in range(0, len(R), size):
+        block = R[first : first + size]
+        torch.mm(block, R[: first + size].t(), out=found[first : first + size, : first + size])
+    return found
+
+
+_BLOCK, _BLOCKS = 128, 8
+"""The least rows of a block, and the most blocks."""
 
 
 def cholesky(matrix: Tensor) -> Tensor:

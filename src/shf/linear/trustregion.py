@@ -4,6 +4,9 @@ For objectives that are exact (all rows, no noise) and nearly sums of squares. O
 every λ, so that a radius Δ is as good as λ: ‖δ(λ)‖ = Δ. The longest step is taken whose ρ is at least the target. A small
 target takes long steps: greed for this step's decrease loses the run.
 
+Lengths are ‖sδ‖ with s_i = (B_ii / max_j B_jj)^¼, half way between one unit for all parameters and Marquardt's, in which
+B's diagonal is constant.
+
 A step along which the outputs bend is corrected to second order (geodesic acceleration, Transtrum & Sethna, 2012): with
 z̈ = 2/h ((z(θ+hδ) - z(θ))/h - Jδ), one evaluation,
 
@@ -12,7 +15,7 @@ z̈ = 2/h ((z(θ+hδ) - z(θ))/h - Jδ), one evaluation,
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 import torch
@@ -30,6 +33,8 @@ _WIDEN, _REACH, _PROBE, _BEND = 1.7, 3.0, 0.1, 0.75
 _LEAST = 1e-17
 """The smallest λ, in largest eigenvalues of B: below it rounding alone decides."""
 _SHORTEST = 1e-14
+_LEAST_LENGTH = 1e-6
+"""Of a column of R, in lengths of the longest."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +63,29 @@ class TrustRegion(LinearSolver):
 
     def solve(self, system: LinearSystem, downhill: Tensor, run: Run, start: Tensor | None = None) -> Path:
         roots = system.written_out(MOST_NUMBERS)
+        units = _units(roots)
+        if units is not None:
+            roots, evaluate = roots.in_units(units), run.f
+            run = replace(run, f=lambda delta: evaluate(delta / units))
         search = _Search(roots, SmallSide(roots), run, self.target)
         known = float(run.recall(RADIUS, 0.0))
         best = search.from_radius(known if known > 0 else 1.0)
         run.remember(RADIUS, max(best.radius, _SHORTEST))
         if not best.fall > 0:
             return Path([], [], [], best.delta.zero_(), 0, search.trials, CGStop.ZERO_RESIDUAL)
-        value = best.model + 0.5 * system.damping * torch.dot(best.delta, best.delta).item()
-        run.visit(1, best.delta, value, run.value - best.fall)
-        return Path([], [1], [value], best.delta, 1, search.trials, CGStop.ZERO_RESIDUAL)
+        delta = best.delta if units is None else best.delta / units
+        value = best.model + 0.5 * system.damping * torch.dot(delta, delta).item()
+        run.visit(1, delta, value, run.value - best.fall)
+        return Path([], [1], [value], delta, 1, search.trials, CGStop.ZERO_RESIDUAL)
+
+
+def _units(roots: Roots) -> Tensor | None:
+    """s; None where the space of rows would lose the weight decay that all parameters have in common."""
+    if roots.wide and not isinstance(roots.weights, Tensor) and roots.weights > 0:
+        return None
+    lengths = torch.linalg.vector_norm(roots.rows, dim=0)
+    most = lengths.max()
+    return (lengths / most).clamp_min_(_LEAST_LENGTH).sqrt_() if most > 0 else None
 
 
 class _Search:
