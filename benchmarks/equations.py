@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ def derivatives(model: nn.Module, x: Tensor, second: Sequence[float]) -> tuple[T
 
 def mlp(*widths: int) -> nn.Module:
     layers: list[nn.Module] = []
-    for a, b in zip(widths, widths[1:], strict=False):
+    for a, b in pairwise(widths):
         layers += [nn.Linear(a, b), nn.Tanh()]
     return nn.Sequential(*layers[:-1]).double()
 
@@ -96,7 +97,10 @@ class Problem:
             half = len(edge) // 2
             edge[:half] = self.interior(half, source)
             edge[:half, -1] = 0
-        return {"interior": (inside, torch.zeros(len(inside), 1, dtype=torch.float64)), "boundary": (edge, self.solution(edge))}
+        return {
+            "interior": (inside, torch.zeros(len(inside), 1, dtype=torch.float64)),
+            "boundary": (edge, self.solution(edge)),
+        }
 
     def unseen(self) -> Rows:
         x = self.interior(10 * self.sizes[0], torch.Generator().manual_seed(2**31))
@@ -133,7 +137,9 @@ def sines(size: str) -> Problem:
 
 
 def of_cosines(size: str, dimension: int, **how: Any) -> Problem:
-    return Problem(size, dimension, partial(poisson, lambda x: math.pi**2 * cosines(x)), (1,) * dimension, cosines, **how)
+    return Problem(
+        size, dimension, partial(poisson, lambda x: math.pi**2 * cosines(x)), (1,) * dimension, cosines, **how
+    )
 
 
 def heat1d(size: str) -> Problem:

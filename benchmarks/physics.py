@@ -10,9 +10,7 @@ one thread and of updates alone. The problems are declared in benchmarks/equatio
 
 from __future__ import annotations
 
-import math
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any

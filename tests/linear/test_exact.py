@@ -3,6 +3,7 @@
 import copy
 import math
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from cases import CASES
 from helpers import assert_close, identical, labelled, mlp, snapshot, theta, valued
 from shf.data.batches import select_rows
 from shf.data.tree import map_leaves
-from shf.linear.roots import Roots, SmallSide, cholesky
+from shf.linear.roots import Roots, SmallSide, cholesky, gram
 
 CE, MSE = nn.CrossEntropyLoss(), nn.MSELoss()
 EXACT = {"cg_decay": 0.0, "preconditioner": None, "backtracking": None}
@@ -288,3 +289,39 @@ def test_a_bad_point_is_an_error_and_nothing_changes(solver):
     with pytest.raises(shf.NonFiniteError, match="inputs"):
         optimizer.step(inputs, targets)
     assert identical(snapshot(optimizer), before)
+
+
+@pytest.mark.parametrize("rows", [3, 128, 129, 1100])
+def test_half_of_the_products_are_made_and_read(rows):
+    R = torch.randn(rows, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(rows))
+    whole = R @ R.t()
+    assert_close(gram(R).tril(), whole.tril(), 1e-12)
+    whole.diagonal().add_(1.0)
+    half = gram(R)
+    half.diagonal().add_(1.0)
+    assert_close(torch.linalg.eigvalsh(half), torch.linalg.eigvalsh(whole), 1e-10)
+    assert_close(cholesky(half), cholesky(whole), 1e-10)
+
+
+@pytest.mark.parametrize("weights", [0.0, 0.2, MIXED], ids=["none", "equal", "mixed"])
+def test_in_other_units_the_model_is_the_same(weights):
+    units = torch.linspace(0.1, 1.0, 7, dtype=torch.float64)
+    delta = torch.linspace(-1, 1, 7, dtype=torch.float64)
+    plain = random_roots(12, 7, weights)
+    scaled = replace(plain, rows=plain.rows.clone()).in_units(units)
+    assert torch.dot(scaled.gradient(), units * delta).item() == pytest.approx(
+        torch.dot(plain.gradient(), delta).item(), rel=1e-12
+    )
+    assert_close(scaled.product(units * delta) * units, plain.product(delta), 1e-12)
+    assert_close(scaled.change(units * delta), plain.change(delta), 1e-12)
+
+
+def test_the_radius_is_measured_in_fourth_roots_of_the_curvature():
+    from shf.linear.trustregion import _units
+
+    R = torch.diag(torch.tensor([4.0, 1.0, 0.0], dtype=torch.float64))
+    roots = Roots(R, 0.0, torch.ones(3, dtype=torch.float64), None, lambda d: R @ d)
+    units = _units(roots)
+    assert_close(units[:2], (R.square().sum(0)[:2] / 16) ** 0.25, 1e-12)
+    assert 0 < units[2] < 1e-2  # a parameter without influence has a unit too
+    assert _units(Roots(torch.zeros_like(R), 0.0, roots.residual, None, roots.change)) is None

@@ -3,6 +3,7 @@
 import copy
 import io
 import math
+import warnings
 
 import pytest
 import torch
@@ -765,3 +766,21 @@ def test_an_exception_takes_the_renewal_back(monkeypatch):
     assert identical(optimizer.state_dict(), before)
     run(optimizer, 2, 4)
     assert torch.equal(theta(optimizer.model), theta(run(make(factor_every=1), 0, 4).model))
+
+
+def test_layers_that_a_derivative_by_the_inputs_uses_again_are_said_to_have_a_diagonal_alone():
+    def slope(model, inputs):
+        inputs = inputs.detach().requires_grad_()
+        return torch.autograd.grad(model(inputs).sum(), inputs, create_graph=True)[0]
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 1)).double()
+    inputs = torch.randn(12, 2, dtype=torch.float64)
+    optimizer = shf.SHF(model, nn.MSELoss(), forward=slope, preconditioner="kronecker", factor_every=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            optimizer.step(inputs, torch.ones_like(inputs))
+    assert ["have a diagonal in place of factors" in str(w.message) for w in caught] == [True]
+    plain = shf.SHF(model, nn.MSELoss(), preconditioner="kronecker")
+    plain.step(inputs, torch.ones(12, 1, dtype=torch.float64))  # a warning would be an error

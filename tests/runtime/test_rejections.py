@@ -170,3 +170,37 @@ def test_any_data_can_be_described():
     assert describe(torch.zeros(0, 3)) == "0×3 float32"
     assert describe(torch.eye(2).to_sparse_csr()) == "2×2 float32 all 1"
     assert describe(torch.tensor([True, False])) == "2 bool from 0 to 1"
+
+
+def test_a_floor_that_holds_exact_steps_short_is_said_once():
+    """All rows in each step, a smooth target: λ = 0.01 tr(B)/n is far too much in the end, and ρ = 1 says so in vain."""
+    torch.manual_seed(0)
+    inputs = torch.linspace(-1, 1, 40, dtype=torch.float64)[:, None]
+    network = nn.Sequential(nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, 1)).double()
+    optimizer = shf.SHF(network, nn.MSELoss(), **shf.presets.fast)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(180):
+            optimizer.step(inputs, torch.sin(6 * inputs))
+    assert ["λ stands at its floor" in str(w.message) for w in caught] == [True]
+    assert "shf.presets.residual" in str(caught[0].message)
+    freed = shf.SHF(
+        network, nn.MSELoss(), **{**shf.presets.fast, "damping": optimizer.param_groups[0]["shf"]["damping"]}
+    )
+    for _ in range(60):  # as the warning says; another one would be an error
+        info = freed.step(inputs, torch.sin(6 * inputs))
+    assert info.damping_bound is None
+
+
+def test_on_noisy_batches_the_floor_is_not_spoken_of():
+    source = torch.Generator().manual_seed(0)
+    inputs = torch.randn(1000, 20, generator=source)
+    classes = (inputs[:, :5] + 2 * torch.randn(1000, 5, generator=source)).argmax(1)
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 5))
+    optimizer = shf.SHF(network, CE, **shf.presets.fast)
+    at_floor = 0
+    for _ in range(150):  # a warning would be an error
+        rows = torch.randint(1000, (200,), generator=source)
+        at_floor += optimizer.step(inputs[rows], classes[rows]).damping_bound is not None
+    assert at_floor > 10

@@ -23,6 +23,7 @@ from shf.model.network import Network
 from shf.preconditioners.base import GradientPass, Preconditioner, Space, Work
 from shf.preconditioners.factors import Block, Factors, Inverse, find_blocks, invert, invert_undamped
 from shf.preconditioners.layerfactors import Sums, explained_gradient, layer_sums, sampled_diagonal
+from shf.runtime.context import warn
 from shf.state import Memory
 
 _SHARE = 0.2
@@ -161,6 +162,8 @@ class Renewal:
         fresh, positions = _summed(self._network, ranks, blocks, others, self._own_sums)
         self._pass = None
         count = int(self._memory.number(_COUNT) or 0) + 1
+        if count == 1:
+            _warn_of_uncovered(self._network, [b for b in self.blocks if b not in blocks])
         self._factors = self._averaged(fresh, min(1 - 1 / count, self._schedule.average))
         period = self._schedule.period(blocks, positions, others=bool(others))
         numbers = {_COUNT: count, _DUE: self._memory.number("iteration", 0) + period, _DAMPING: space.damping}
@@ -260,6 +263,19 @@ def _summed(
     rest = pieces[3 * len(blocks) :]
     diagonals = {i: d.view(network.shapes.shapes[i]).clone() for i, d in zip(others, rest, strict=True)}
     return Factors(blocks, pairs, diagonals), positions
+
+
+def _warn_of_uncovered(network: Network, uncovered: Sequence[Block]) -> None:
+    """Where a model that differentiates by its inputs leaves layers that might have factors with a diagonal."""
+    if not uncovered or network.evaluation.level == 0:
+        return
+    sizes = network.shapes.sizes
+    found = sum(sizes[i] for b in uncovered for i in b.members)
+    warn(
+        f"preconditioner='kronecker': {found:,} of {sum(sizes):,} parameters have a diagonal in place of factors "
+        f"({network.names[uncovered[0].weight]}, ...): the model differentiates by its inputs, and its call is but one "
+        "of its uses. Where all rows are in each step use **shf.presets.residual, else preconditioner='empirical-fisher'"
+    )
 
 
 def _shared_inverse(factors: Factors, damping: float, decay: Decay, ranks: Collective) -> Inverse:

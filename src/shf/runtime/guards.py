@@ -7,9 +7,9 @@ from typing import Any
 from shf.component import Component, one_of, option, whole
 from shf.data.batches import Batch
 from shf.errors import NonFiniteError
-from shf.info import StepInfo
+from shf.info import DampingBound, StepInfo
 from shf.runtime.context import warn
-from shf.runtime.diagnosis import diagnose
+from shf.runtime.diagnosis import diagnose, diagnose_held
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,20 +34,39 @@ class Guards(Component):
     )
 
     def first(self) -> dict[str, Any]:
-        return {"rejections": 0}
+        return {"rejections": 0, "held": 0}
 
     def count(self, numbers: Mapping[str, Any], info: StepInfo, batch: Batch, described: str) -> dict[str, Any]:
-        """Steps in a row that did not move the parameters, this one included; a warning when they are too many.
+        """Steps in a row that did not move the parameters, and those that the floor under λ held short, this one included;
+        a warning when they are too many, of the second kind once.
 
         It comes before anything is written: where warnings are errors, the step has not happened.
         """
         rejections = 0 if info.accepted else int(numbers["rejections"]) + 1
         if rejections == self.max_rejections:
             warn(diagnose(info, rejections, batch, described))
-        return {"rejections": rejections}
+        held = int(numbers.get("held", 0))
+        if held < _HELD:
+            held = held + 1 if _is_held(info) else 0
+            if held == _HELD:
+                warn(diagnose_held(info, held))
+        return {"rejections": rejections, "held": held}
 
     def pass_over(self, error: NonFiniteError, damping: float) -> StepInfo:
         """A batch that is not finite: raises, or passes over it, and the next step is as if it had not been there."""
         if self.nonfinite != "skip":
             raise error
         return StepInfo.of_skipped(damping, str(error))
+
+
+_HELD = 50
+"""Steps in a row: noisy batches do not come near it, on which ρ changes from step to step."""
+
+_NONE = 1e-14
+"""λ's default floor, 1e-15, holds nothing."""
+
+
+def _is_held(info: StepInfo) -> bool:
+    """Whether the model kept its word and λ would be lower if it could."""
+    at_floor = info.damping_bound is DampingBound.FLOOR and info.damping > _NONE
+    return info.accepted and at_floor and info.reduction_ratio > 0.95
