@@ -35,7 +35,9 @@ def locked(directory: Path, *, force: bool = False) -> Iterator[str | None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise RunLockedError(f"{directory} is in use by {_owner_in_words(directory)}; wait for it or stop it") from None
+        holder = _owner(directory)
+        words = f"process {holder[1]} on host {holder[0]}" if holder else "another process"
+        raise RunLockedError(f"{directory} is in use by {words}; wait for it or stop it") from None
     try:
         stale = _take_over(directory, force=force)
         owner = {"host": socket.gethostname(), "pid": os.getpid()}
@@ -75,8 +77,3 @@ def _owner(directory: Path) -> tuple[str, int] | None:
         return str(note["host"]), int(note["pid"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-
-
-def _owner_in_words(directory: Path) -> str:
-    owner = _owner(directory)
-    return f"process {owner[1]} on host {owner[0]}" if owner else "another process"

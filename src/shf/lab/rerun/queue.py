@@ -12,7 +12,7 @@ from typing import Any
 
 from shf.lab import runner
 from shf.lab.choices import read_choices, write_choice
-from shf.lab.clock import Clock, wall
+from shf.lab.clock import wall
 from shf.lab.configure import configure, find_method, parse_options
 from shf.lab.experiments import find
 from shf.lab.lock import RunLockedError
@@ -39,7 +39,6 @@ def work(
     data_dir: Path | None = None,
     observer: Observer | None = None,
     say: Say = print,
-    clock: Clock = wall,
 ) -> bool:
     """Goes through the entries in order; returns whether all of them are done.
 
@@ -53,13 +52,12 @@ def work(
         data_dir: where the data are.
         observer: of each run.
         say: is told what happens to each entry.
-        clock: of `minutes`.
     """
-    began, complete = clock(), True
+    began, complete = wall(), True
     for entry in entries:
         if is_done(entry, root):
             continue
-        if minutes is not None and clock() - began >= 60 * minutes:
+        if minutes is not None and wall() - began >= 60 * minutes:
             say(f"the {minutes:g} minutes are over before {entry.name}")
             return False
         say(entry.name)
