@@ -125,7 +125,8 @@ def number(
     def check(value: Any) -> str | None:
         if any(value is word or (isinstance(word, str) and value == word) for word in words):
             return None
-        fine = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+        real = isinstance(value, Real) and not isinstance(value, bool)
+        fine = real and abs(value) < math.inf  # `math.isfinite` cannot take every whole number
         within = (
             fine
             and (least is None or value >= least)

@@ -5,23 +5,25 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from shf.component import Check, number, one_of, whole
 from shf.lab.clock import CLOCKS
 from shf.lab.experiments import Experiment, ExperimentError
 
 _BUDGET = ("epochs", "minutes")
 _HOW = ("threads", "tuning", "clock", "evaluate_seconds")
-_KINDS: Mapping[str, tuple[type, ...]] = {
-    **dict.fromkeys(("method", "dropout_layers", "clock"), (str,)),
-    **dict.fromkeys(("batch", "seed", "split", "rows_every", "threads"), (int,)),
-    **dict.fromkeys(("settings", "tuning"), (Mapping,)),
-    **dict.fromkeys(("minutes", "evaluate_seconds"), (int, float, type(None))),
-    "epochs": (int, type(None)),
+_CHECKS: Mapping[str, Check] = {
+    **dict.fromkeys(("method", "dropout_layers"), lambda value: None if isinstance(value, str) else "a name"),
+    **dict.fromkeys(("settings", "tuning"), lambda value: None if isinstance(value, Mapping) else "an object"),
+    **dict.fromkeys(("seed", "split", "batch"), whole(least=0)),
+    **dict.fromkeys(("rows_every", "threads"), whole(least=1)),
+    **dict.fromkeys(("minutes", "evaluate_seconds"), number(above=0, words=(None,))),
+    "epochs": whole(least=1, optional=True),
+    "clock": one_of(*CLOCKS),
 }
 
 
@@ -62,27 +64,11 @@ class RunConfig:
     evaluate_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        self._check_kinds()
-        if self.clock not in CLOCKS:
-            raise ExperimentError(f"clock={self.clock!r}: must be one of {', '.join(CLOCKS)}")
+        for name, check in _CHECKS.items():  # a record may hold anything
+            if (expected := check(getattr(self, name))) is not None:
+                raise ExperimentError(f"{name}={getattr(self, name)!r}: must be {expected}")
         if self.epochs is None and self.minutes is None:
             raise ExperimentError("a run needs a limit: epochs, minutes or both")
-        if self.epochs is not None and self.epochs < 1:
-            raise ExperimentError(f"epochs={self.epochs}: must be at least 1")
-        for name, value in (("minutes", self.minutes), ("evaluate_seconds", self.evaluate_seconds)):
-            if value is not None and not 0 < value < math.inf:
-                raise ExperimentError(f"{name}={value}: must be positive, and a number")
-        for name, least in (("rows_every", 1), ("threads", 1), ("batch", 0)):
-            if getattr(self, name) < least:
-                raise ExperimentError(f"{name}={getattr(self, name)}: must be at least {least}")
-
-    def _check_kinds(self) -> None:
-        """A record may hold anything."""
-        for name, kinds in _KINDS.items():
-            value = getattr(self, name)
-            if not isinstance(value, kinds) or isinstance(value, bool):
-                expected = " or ".join(kind.__name__ for kind in kinds)
-                raise ExperimentError(f"{name}={value!r}: must be {expected}")
 
     def to_json(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "experiment": self.experiment.to_json(), "options": list(self.options)}
