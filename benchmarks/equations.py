@@ -1,8 +1,8 @@
 """Differential equations for networks to solve: points, residuals and solutions, as data (benchmarks/physics.py).
 
 The first eight are those of the K-FAC-for-PINNs study (Dangel, Müller, Zeinhofer, 2024): ½ mean(interior residual²) +
-½ mean(boundary residual²), tanh networks in double precision with torch's initialisation. Derivatives by the inputs are
-carried forwards through the layers, for every method.
+½ mean(boundary residual²), tanh networks in double precision with torch's initialisation. The other four have 20-20-20
+units and 3000 + 300 points. Derivatives by the inputs are carried forwards through the layers, for every method.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.integrate import solve_ivp
 from torch import Tensor, nn
 
 import shf
@@ -51,6 +53,7 @@ def mlp(*widths: int) -> nn.Module:
 
 SIZES: Mapping[str, Callable[[int], nn.Module]] = {
     "one": lambda d: mlp(d, 64, 1),
+    "three": lambda d: mlp(d, 20, 20, 20, 1),
     "four": lambda d: mlp(d, 64, 64, 48, 48, 1),
     "wide": lambda d: mlp(d, 256, 256, 128, 128, 1),
 }
@@ -58,61 +61,68 @@ SIZES: Mapping[str, Callable[[int], nn.Module]] = {
 
 @dataclass(frozen=True)
 class Problem:
-    """An equation on [0,1]^d, its last coordinate time if `heat`.
+    """An equation in a box.
 
     Attributes:
         size: of the network.
-        dimension: of space and time.
-        residual: what an interior point's residual is, from (x, u, ∂u, Σ c ∂²u).
+        box: the range of every coordinate.
+        residual: of interior points, from (x, u, ∂u, Σ c ∂²u).
         second: c.
-        solution: u, also on the boundary.
+        solution: u, which is also what the boundary is given.
         sizes: points in the interior and on the boundary.
         fresh: whether points are new in every step.
         initial: whether the last coordinate is time: half of the boundary's points are then at its beginning.
+        periodic: whether the other half says only that u is the same at both ends of the first coordinate.
     """
 
     size: str
-    dimension: int
+    box: Sequence[tuple[float, float]]
     residual: Callable[..., Tensor]
     second: Sequence[float]
     solution: Callable[[Tensor], Tensor]
     sizes: tuple[int, int] = (900, 120)
     fresh: bool = False
     initial: bool = False
-    low: float = 0.0
-    high: float = 1.0
+    periodic: bool = False
 
     def model(self) -> nn.Module:
-        return SIZES[self.size](self.dimension)
+        return SIZES[self.size](len(self.box))
 
-    def interior(self, rows: int, source: torch.Generator) -> Tensor:
-        return torch.rand(rows, self.dimension, dtype=torch.float64, generator=source)
+    def inside(self, rows: int, source: torch.Generator) -> Tensor:
+        low, high = torch.tensor(self.box, dtype=torch.float64).unbind(1)
+        return low + (high - low) * torch.rand(rows, len(self.box), dtype=torch.float64, generator=source)
 
     def points(self, source: torch.Generator) -> Mapping[str, Rows]:
-        inside, edge = self.interior(self.sizes[0], source), self.interior(self.sizes[1], source)
-        space = self.dimension - self.initial
-        axis = torch.randint(space, (len(edge),), generator=source)
-        edge[torch.arange(len(edge)), axis] = torch.randint(2, (len(edge),), generator=source).double()
+        inside, edge = self.inside(self.sizes[0], source), self.inside(self.sizes[1], source)
+        ends = torch.tensor(self.box, dtype=torch.float64)
+        axis = torch.randint(len(self.box) - self.initial, (len(edge),), generator=source)
+        edge[torch.arange(len(edge)), axis] = ends[axis, torch.randint(2, (len(edge),), generator=source)]
         if self.initial:
             half = len(edge) // 2
-            edge[:half] = self.interior(half, source)
-            edge[:half, -1] = 0
-        return {
-            "interior": (inside, torch.zeros(len(inside), 1, dtype=torch.float64)),
-            "boundary": (edge, self.solution(edge)),
-        }
+            edge[:half] = self.inside(half, source)
+            edge[:half, -1] = self.box[-1][0]
+        values = self.solution(edge)
+        if self.periodic:
+            values[half:] = 0
+        return {"interior": (inside, torch.zeros(len(inside), 1, dtype=torch.float64)), "boundary": (edge, values)}
 
     def unseen(self) -> Rows:
-        x = self.interior(10 * self.sizes[0], torch.Generator().manual_seed(2**31))
+        x = self.inside(10 * self.sizes[0], torch.Generator().manual_seed(2**31))
         return x, self.solution(x)
 
     def terms(self) -> Mapping[str, shf.Term]:
         def inside(model: nn.Module, x: Tensor) -> Tensor:
             return self.residual(x, *derivatives(model, x, self.second))
 
+        def edge(model: nn.Module, x: Tensor) -> Tensor:
+            if not self.periodic:
+                return model(x)  # type: ignore[no-any-return]
+            other = x.clone()
+            other[:, 0] = sum(self.box[0]) - x[:, 0]
+            return model(x) - (x[:, 1:] > self.box[-1][0]) * model(other)  # type: ignore[no-any-return]
+
         return {
-            "interior": shf.Term(nn.MSELoss(), weight=0.5, forward=inside),
-            "boundary": shf.Term(nn.MSELoss(), weight=0.5, forward=lambda model, x: model(x)),
+            name: shf.Term(nn.MSELoss(), 0.5, forward) for name, forward in (("interior", inside), ("boundary", edge))
         }
 
 
@@ -133,34 +143,115 @@ def heat(x: Tensor, u: Tensor, d: Tensor, s: Tensor) -> Tensor:
 
 
 def sines(size: str) -> Problem:
-    return Problem(size, 2, partial(poisson, lambda x: 2 * math.pi**2 * sine(x)), (1, 1), sine)
+    return Problem(size, UNIT * 2, partial(poisson, lambda x: 2 * math.pi**2 * sine(x)), (1, 1), sine)
 
 
 def of_cosines(size: str, dimension: int, **how: Any) -> Problem:
-    return Problem(
-        size, dimension, partial(poisson, lambda x: math.pi**2 * cosines(x)), (1,) * dimension, cosines, **how
-    )
+    source = partial(poisson, lambda x: math.pi**2 * cosines(x))
+    return Problem(size, UNIT * dimension, source, (1,) * dimension, cosines, **how)
 
 
 def heat1d(size: str) -> Problem:
     def solution(x: Tensor) -> Tensor:
         return (-(math.pi**2) / 4 * x[:, 1:]).exp() * (math.pi * x[:, :1]).sin()
 
-    return Problem(size, 2, heat, (0.25, 0), solution, initial=True)
+    return Problem(size, UNIT * 2, heat, (0.25, 0), solution, initial=True)
 
 
 def heat4d(size: str) -> Problem:
     def solution(x: Tensor) -> Tensor:
         return (-x[:, 4:]).exp() * (2 * x[:, :4]).sin().sum(1, keepdim=True)
 
-    return Problem(size, 5, heat, (0.25,) * 4 + (0,), solution, (3000, 500), fresh=True, initial=True)
+    return Problem(size, UNIT * 5, heat, (0.25,) * 4 + (0,), solution, (3000, 500), fresh=True, initial=True)
 
 
+def burgers() -> Problem:
+    """u_t + u u_x = ν u_xx, u = -sin(πx) at first, ν = 0.01/π; by Cole and Hopf's formula, with Gauss-Hermite quadrature."""
+    nu = 0.01 / math.pi
+    nodes, weights = (torch.from_numpy(a) for a in np.polynomial.hermite.hermgauss(160))
+
+    def solution(x: Tensor) -> Tensor:
+        y = x[:, :1] - (4 * nu * x[:, 1:]).sqrt() * nodes
+        share = torch.softmax(-(math.pi * y).cos() / (2 * math.pi * nu) + weights.log(), 1)
+        return -(share * (math.pi * y).sin()).sum(1, keepdim=True)
+
+    def residual(x: Tensor, u: Tensor, d: Tensor, s: Tensor) -> Tensor:
+        return d[:, 1:] + u * d[:, :1] - s
+
+    return Problem("three", SPACE_TIME, residual, (nu, 0), solution, (3000, 300), initial=True)
+
+
+def allen_cahn() -> Problem:
+    """u_t = 0.001 u_xx + 5u - 5u³, u = x² cos(πx) at first, -1 at both ends; by Chebyshev collocation."""
+
+    @cache
+    def collocation() -> tuple[Any, Any]:
+        n = 256
+        x = np.cos(np.pi * np.arange(n + 1) / n)
+        c = np.r_[2, np.ones(n - 1), 2] * (-1.0) ** np.arange(n + 1)
+        D = np.outer(c, 1 / c) / (x[:, None] - x + np.eye(n + 1))
+        D -= np.diag(D.sum(1))
+        D2 = 0.001 * (D @ D)
+        D2[0] = D2[-1] = 0
+
+        def slope(t: float, u: Any) -> Any:
+            f = D2 @ u + 5 * u - 5 * u**3
+            f[0] = f[-1] = 0
+            return f
+
+        def jacobian(t: float, u: Any) -> Any:
+            J = D2 + np.diag(5 - 15 * u**2)
+            J[0] = J[-1] = 0
+            return J
+
+        u0 = x**2 * np.cos(np.pi * x)
+        found = solve_ivp(slope, (0, 1), u0, "Radau", dense_output=True, rtol=1e-9, atol=1e-11, jac=jacobian)
+        return x, found.sol
+
+    def solution(x: Tensor) -> Tensor:
+        nodes, at = collocation()
+        signs = np.r_[0.5, np.ones(len(nodes) - 2), 0.5] * (-1.0) ** np.arange(len(nodes))
+        w = signs / (x[:, :1].numpy() - nodes + 1e-300)
+        values = at(x[:, 1].numpy()).T
+        return torch.from_numpy((w * values).sum(1, keepdims=True) / w.sum(1, keepdims=True))
+
+    def residual(x: Tensor, u: Tensor, d: Tensor, s: Tensor) -> Tensor:
+        return d[:, 1:] - s - 5 * u + 5 * u**3
+
+    return Problem("three", SPACE_TIME, residual, (0.001, 0), solution, (3000, 300), initial=True)
+
+
+def helmholtz() -> Problem:
+    def solution(x: Tensor) -> Tensor:
+        return (math.pi * x[:, :1]).sin() * (4 * math.pi * x[:, 1:]).sin()
+
+    def residual(x: Tensor, u: Tensor, d: Tensor, s: Tensor) -> Tensor:
+        return s + u - (1 - 17 * math.pi**2) * solution(x)
+
+    return Problem("three", ((-1, 1), (-1, 1)), residual, (1, 1), solution, (3000, 300))
+
+
+def convection() -> Problem:
+    """u_t + 30 u_x = 0 on a circle."""
+
+    def solution(x: Tensor) -> Tensor:
+        return (x[:, :1] - 30 * x[:, 1:]).sin()
+
+    def residual(x: Tensor, u: Tensor, d: Tensor, s: Tensor) -> Tensor:
+        return d[:, 1:] + 30 * d[:, :1]
+
+    box = ((0, 2 * math.pi), (0, 1))
+    return Problem("three", box, residual, (0, 0), solution, (3000, 300), initial=True, periodic=True)
+
+
+UNIT: tuple[tuple[float, float], ...] = ((0, 1),)
+SPACE_TIME: tuple[tuple[float, float], ...] = ((-1, 1), (0, 1))
 MANY: Mapping[str, Any] = {"sizes": (3000, 500), "fresh": True}
 
+DEVELOPMENT: Mapping[str, Problem] = {"poisson2d-257": sines("one"), "heat1d-257": heat1d("one")}
+"""What the preset's settings were chosen on."""
 PROBLEMS: Mapping[str, Problem] = {
-    "poisson2d-257": sines("one"),
-    "heat1d-257": heat1d("one"),
+    **DEVELOPMENT,
     "poisson2d-9873": sines("four"),
     "heat1d-9873": heat1d("four"),
     "poisson5d-449": of_cosines("one", 5, **MANY),
@@ -168,4 +259,8 @@ PROBLEMS: Mapping[str, Problem] = {
     "poisson5d-10065": of_cosines("four", 5, **MANY),
     "poisson2d-116865": sines("wide"),
     "poisson2d-cos-116865": of_cosines("wide", 2),
+    "burgers": burgers(),
+    "allen-cahn": allen_cahn(),
+    "helmholtz": helmholtz(),
+    "convection": convection(),
 }

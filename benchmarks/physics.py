@@ -1,29 +1,48 @@
 """`shf.presets.residual`, with nothing set, on equations solved by networks, beside published curves and rerun opponents.
 
-    python benchmarks/physics.py --seconds 100 --seed 0 1 2     the runs that are not yet in results/physics
-    python benchmarks/physics.py machine                        this machine's speed, by which seconds are scaled
-    python benchmarks/physics.py page                           tables and figure, in docs/physics.md
+    python benchmarks/physics.py --only residual --seconds 30 --seed 0 1 2    runs that are not yet in results/physics
+    python benchmarks/physics.py machine                                      this machine's speed, which scales seconds
+    python benchmarks/physics.py published ../shared/data/pinns               the published curves, reduced
+    python benchmarks/physics.py page                                         tables and figures, in docs/physics.md
 
 `--problems` chooses some by the beginnings of their names, `--only` chooses methods. Seconds are those of the processor, of
-one thread and of updates alone. The problems are declared in benchmarks/equations.py.
+one thread and of updates alone. The equations are declared in benchmarks/equations.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import csv
+import json
+import math
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from scipy.optimize import minimize
+from torch import Tensor, nn
 
 import shf
-from equations import PROBLEMS, Problem
-from shf.lab.contest import Method, Row, Step, Task, contest, parser
+from equations import DEVELOPMENT, PROBLEMS, Problem
+from shf.lab import machine
+from shf.lab.clock import CLOCKS
+from shf.lab.contest import Method, Row, Step, Task, contest, parser, read_contest
+from shf.lab.pages import fill, table
+from shf.lab.plots import Chart, Series, draw
+from shf.lab.records import RunRecord
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS, PAGE = ROOT / "results" / "physics", ROOT / "docs" / "physics.md"
+FIGURES = ROOT / "docs" / "figures"
+SPEED, PUBLISHED = RECORDS / "machine.json", RECORDS / "published.json"
+REFERENCE = 0.47
+"""Seconds of the product JJ', 1020 × 9873, on the machine that seconds are scaled to."""
+LEVELS = tuple(10.0**-k for k in range(1, 9))
 
 
 def task(name: str, problem: Problem) -> Task:
@@ -42,27 +61,23 @@ def task(name: str, problem: Problem) -> Task:
     return Task(name, problem.model, batches, evaluate, "l2_error")
 
 
-def residual(problem: Problem, model: nn.Module, _: float, **options: Any) -> Step:
-    optimizer = shf.SHF(model, problem.terms(), **{**shf.presets.residual, **options})
+def residual(problem: Problem, model: nn.Module, _: float) -> Step:
+    optimizer = shf.SHF(model, problem.terms(), **shf.presets.residual)
     return lambda points, _: optimizer.step(points)
 
 
-def objective(problem: Problem, model: nn.Module) -> Callable[[Any], torch.Tensor]:
-    terms = problem.terms()
-
-    def value(points: Any) -> torch.Tensor:
-        return sum(t.weight * t.loss(t.forward(model, points[name][0]), points[name][1]) for name, t in terms.items())  # type: ignore[misc]
-
-    return value
+def objective(problem: Problem, model: nn.Module, points: Any) -> Tensor:
+    terms = problem.terms().items()
+    return sum(t.weight * t.loss(t.forward(model, points[k][0]), points[k][1]) for k, t in terms)  # type: ignore[misc, return-value]
 
 
 def by_gradient(make: Callable[..., Any], problem: Problem, model: nn.Module, rate: float) -> Step:
-    optimizer, value = make(model.parameters(), lr=rate), objective(problem, model)
+    optimizer = make(model.parameters(), lr=rate)
 
     def step(points: Any, _: Any) -> None:
-        def closure() -> torch.Tensor:
+        def closure() -> Tensor:
             optimizer.zero_grad()
-            loss = value(points)
+            loss = objective(problem, model, points)
             loss.backward()  # type: ignore[no-untyped-call]
             return loss
 
@@ -81,24 +96,189 @@ def lbfgs(parameters: Any, lr: float) -> Any:
     return torch.optim.LBFGS(parameters, lr=lr, history_size=100, line_search_fn="strong_wolfe")
 
 
+def bfgs(problem: Problem, model: nn.Module, _: float) -> Step:
+    """SciPy's, fifty iterations at a time; each begins with the inverse that the last one left."""
+    inverse: Any = None
+    parameters = list(model.parameters())
+
+    def step(points: Any, _: Any) -> None:
+        nonlocal inverse
+
+        def f(theta: Any) -> tuple[float, Any]:
+            nn.utils.vector_to_parameters(torch.from_numpy(theta), parameters)
+            loss = objective(problem, model, points)
+            gradient = torch.autograd.grad(loss, parameters)
+            return loss.item(), torch.cat([g.reshape(-1) for g in gradient]).numpy()
+
+        start = nn.utils.parameters_to_vector(parameters).detach().numpy().copy()
+        found = minimize(f, start, jac=True, method="BFGS", options={"maxiter": 50, "gtol": 0.0, "hess_inv0": inverse})
+        inverse = (found.hess_inv + found.hess_inv.T) / 2
+        nn.utils.vector_to_parameters(torch.from_numpy(found.x), parameters)
+
+    return step
+
+
+RATES = (1e-3, 3e-3, 1e-2)
+
+
 def methods(problem: Problem) -> list[Method]:
     return [
         Method("residual", 0, partial(residual, problem), settings=dict(shf.presets.residual)),
-        Method("adam", 0, partial(by_gradient, torch.optim.Adam, problem), (1e-3, 3e-3, 1e-2)),
-        Method("soap", 0, partial(by_gradient, soap, problem), (1e-3, 3e-3, 1e-2)),
+        Method("adam", 0, partial(by_gradient, torch.optim.Adam, problem), RATES),
+        Method("soap", 0, partial(by_gradient, soap, problem), RATES),
         Method("lbfgs", 0, partial(by_gradient, lbfgs, problem), (1.0,)),
+        Method("bfgs", 0, partial(bfgs, problem)),
     ]
 
 
+def speed() -> None:
+    """How long the product JJ' takes: the median of seven, in processor seconds of one thread."""
+    torch.set_num_threads(1)
+    J, clock, found = torch.randn(1020, 9873, dtype=torch.float64), CLOCKS["processor"], []
+    for _ in range(7):
+        started = clock()
+        J @ J.t()
+        found.append(clock() - started)
+    about = {"product_seconds": statistics.median(found), "all": found, "machine": machine.description()}
+    SPEED.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+
+
+def reduce_published(directory: Path) -> None:
+    """Of each published curve the best error, and when it first was at each power of ten."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(directory.glob("*.csv")):
+        with path.open(encoding="utf-8") as lines:
+            rows = list(csv.DictReader(lines))
+        for method, own in groupby(rows, lambda row: row["method"]):
+            curve = [(float(r["seconds"]), float(r["l2_error"])) for r in own if r["l2_error"] not in ("", "nan")]
+            reached = {f"{level:g}": next((s for s, e in curve if e <= level), None) for level in LEVELS}
+            about = {"best": min(e for _, e in curve), "seconds": curve[-1][0], "start": curve[0][1]}
+            found.setdefault(path.stem, {})[method] = {
+                **about,
+                "reached": {k: v for k, v in reached.items() if v is not None},
+            }
+    PUBLISHED.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def scale() -> float:
+    return REFERENCE / float(json.loads(SPEED.read_text(encoding="utf-8"))["product_seconds"])
+
+
+def runs(name: str) -> Mapping[str, list[RunRecord]]:
+    return {method: list(by_seed.values()) for method, by_seed in read_contest(RECORDS / name).items()}
+
+
+def of_runs(records: list[RunRecord]) -> tuple[str, ...]:
+    """Seeds, seconds, error at the end, and when it was first at 1e-4, 1e-5, 1e-6: medians."""
+    factor = scale()
+
+    def reached(level: float) -> str:
+        at = statistics.median(factor * r.reached("l2_error", level, "processor_seconds") for r in records)
+        return f"{at:.3g}" if math.isfinite(at) else "-"
+
+    end = statistics.median(r.column("l2_error")[-1].item() for r in records)
+    spent = factor * statistics.median(r.column("processor_seconds")[-1].item() for r in records)
+    return str(len(records)), f"{spent:.0f}", f"{end:.1e}", *(reached(level) for level in (1e-4, 1e-5, 1e-6))
+
+
+def against_published(published: Mapping[str, Any]) -> str:
+    heads = ("", "seeds", "seconds", "error", "to 1e-4", "to 1e-5", "to 1e-6", "best published", "its 1e-4")
+    rows = []
+    for name in PROBLEMS:
+        if "residual" not in (found := runs(name)):
+            continue
+        curves = published.get("poisson2d-116865" if "cos" in name else name, {})
+        if name == "poisson2d-cos-116865":  # one record is of this solution
+            curves = {k: v for k, v in curves.items() if k == "HessianFree"}
+        elif name in COSINE_RECORDS:
+            curves = {k: v for k, v in curves.items() if k != "HessianFree"}
+        best = min(curves.items(), key=lambda item: item[1]["best"], default=None)
+        times = [(v["reached"]["0.0001"], k) for k, v in curves.items() if "0.0001" in v["reached"]]
+        rows.append(
+            (
+                name + (" (development)" if name in DEVELOPMENT else ""),
+                *of_runs(found["residual"]),
+                f"{best[1]['best']:.1e} ({best[0]})" if best else "",
+                f"{min(times)[0]:.0f} ({min(times)[1]})" if times else "-" if curves else "",
+            )
+        )
+    return table(heads, rows)
+
+
+COSINE_RECORDS = ("poisson2d-9873", "poisson2d-116865")
+"""Whose published record of HessianFree is of another solution."""
+
+
+def against_rerun() -> str:
+    heads = ("", "method", "seeds", "seconds", "its best error", "at", "`residual` there at", "sooner by")
+    rows = []
+    for name in PROBLEMS:
+        found = runs(name)
+        for method in (m for m in found if m != "residual"):
+            errors = [r.column("l2_error") for r in found[method]]
+            best = statistics.median(e.min().item() for e in errors)
+
+            def when(records: list[RunRecord], level: float = best) -> float:
+                return scale() * statistics.median(r.reached("l2_error", level, "processor_seconds") for r in records)
+
+            rate = found[method][0].config["settings"].get("rate")
+            theirs, ours = when(found[method]), when(found["residual"])
+            seeds, spent, *_ = of_runs(found[method])
+            said = method if rate is None or method == "lbfgs" else f"{method}, rate {rate:g}"
+            rows.append(
+                (name, said, seeds, spent, f"{best:.1e}", f"{theirs:.3g}", f"{ours:.3g}", f"{theirs / ours:.0f} ×")
+            )
+    return table(heads, rows)
+
+
+def charts(published: Mapping[str, Any]) -> Iterator[Chart]:
+    for name in DRAWN:
+        series = []
+        for colour, (method, records) in enumerate(sorted(runs(name).items(), key=lambda item: item[0] != "residual")):
+            for k, r in enumerate(records):
+                x, y = scale() * r.column("processor_seconds")[1:], r.column("l2_error")[1:]
+                series.append(Series(method if k == 0 else "", x, y, colour))
+        for colour, method in enumerate(("KFAC-auto", "ENGD-full", "LBFGS", "Adam"), 4):
+            curve = published.get(name, {}).get(method)
+            if curve and curve["reached"]:
+                levels = [(s, float(e)) for e, s in curve["reached"].items()]
+                levels.append((curve["seconds"], curve["best"]))
+                x, y = np.array(levels).T
+                series.append(Series(f"{method}, GPU", x, y, colour, dashed=True))
+        title = f"{name}: L2 error"
+        yield Chart(f"physics-{name}", title, "seconds", tuple(series), log_x=True, log_y=True)
+
+
+DRAWN = ("poisson2d-257", "heat1d-257", "poisson2d-9873", "poisson5d-449")
+
+
+def page() -> None:
+    published = json.loads(PUBLISHED.read_text(encoding="utf-8"))
+    shown = []
+    for chart in charts(published):
+        (FIGURES / f"{chart.name}.svg").write_text(draw(chart, standalone=True), encoding="utf-8")
+        shown.append(f"![{chart.title}](figures/{chart.name}.svg)")
+    factor = f"The product takes {REFERENCE / scale():.2f} s here; all seconds below are multiplied by {scale():.2f}."
+    parts = {"published": against_published(published), "rerun": against_rerun()}
+    fill(PAGE, {**parts, "charts": "\n\n".join(shown), "scale": factor})
+
+
 def main() -> None:
-    options = parser(__doc__, seconds=100)
-    options.set_defaults(out=RECORDS, points=200)
+    match sys.argv[1:]:
+        case ["page"]:
+            return page()
+        case ["machine"]:
+            return speed()
+        case ["published", directory]:
+            return reduce_published(Path(directory))
+    options = parser(__doc__, seconds=30)
+    options.set_defaults(out=RECORDS, points=100)
     options.add_argument("--problems", nargs="+", default=[""], help="beginnings of names")
     chosen = options.parse_args()
-    torch.set_default_dtype(torch.float64)
     for name, problem in PROBLEMS.items():
         if name.startswith(tuple(chosen.problems)):
             contest([task(name, problem)], methods(problem), chosen)
+    return None
 
 
 if __name__ == "__main__":
