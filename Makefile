@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: lock demo test test-slow check bench results results-continue examples docs docs-version wheel clean
+.PHONY: lock demo test test-integrations test-slow check bench results results-continue examples docs docs-version wheel clean
 
 # Everything by hash from requirements.lock; then torch, whose build differs by machine; then this project itself.
 $(STAMP): pyproject.toml constraints.txt requirements.lock
@@ -15,15 +15,28 @@ $(STAMP): pyproject.toml constraints.txt requirements.lock
 	$(PIP) install --no-deps --no-build-isolation -e .
 	touch $(STAMP)
 
-lock:                     ## make requirements.lock anew, where torch is a CPU build (needs uv)
-	uv pip compile pyproject.toml --extra lab --extra dev --extra integrations --extra opponents --extra sklearn --constraints constraints.txt --python-version 3.11 \
-	  --generate-hashes --no-emit-package torch --no-emit-find-links --no-header --no-annotate --quiet -o requirements.lock
+LOCKED := --python-version 3.11 --generate-hashes --no-emit-package torch --no-emit-find-links --no-header --no-annotate --quiet
+
+lock:                     ## make both lock files anew, where torch is a CPU build (needs uv)
+	uv pip compile pyproject.toml --extra lab --extra dev --extra opponents --extra sklearn --constraints constraints.txt $(LOCKED) -o requirements.lock
+	grep -o '^[^ ]*==[^ ]*' requirements.lock > .pinned.txt
+	uv pip compile pyproject.toml --extra integrations --constraints constraints.txt --constraints .pinned.txt $(LOCKED) -o requirements-integrations.lock
+	rm .pinned.txt
 
 demo: $(STAMP)            ## learn a map, SHF against tuned Adam and Schedule-Free, and write a report
 	$(BIN)/shf demo
 
 test: $(STAMP)            ## the test suite, in two processes
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+# The frameworks, by hash, in the same environment; torch stays as it is, and nothing of CUDA comes with them.
+$(VENV)/.integrations: $(STAMP) requirements-integrations.lock
+	$(PIP) install --require-hashes --no-deps -r requirements-integrations.lock
+	touch $@
+
+test-integrations: $(VENV)/.integrations ## the adapters, against the real packages
+	$(BIN)/python tools/supply.py locked requirements-integrations.lock
+	SHF_INTEGRATIONS=1 $(BIN)/python -m pytest tests/integrations
 
 test-slow: $(STAMP)       ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow --timeout 3600
@@ -35,7 +48,7 @@ check: $(STAMP)           ## lint, types, docs, dependencies
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	$(BIN)/python tools/supply.py locked
 	$(BIN)/python tools/supply.py audit
-	$(BIN)/pip-licenses --from=mixed --order=license --partial-match --fail-on='GNU General Public;GPL-;GPLv'
+	$(BIN)/pip-licenses --from=mixed --order=license --partial-match --fail-on='GNU General Public;GPL-;GPLv' --ignore-packages deepxde # LGPL; only the tests of its adapter have it
 
 bench: $(STAMP)           ## the speed benchmarks: JSON, table, plot
 	$(BIN)/shf bench

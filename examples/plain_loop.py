@@ -1,4 +1,4 @@
-"""SHF in a plain training loop. The same training in Lightning: with_lightning.py; in Accelerate: with_accelerate.py.
+"""SHF in a plain training loop. In frameworks that own the loop: docs/integrations.md.
 
 python examples/plain_loop.py --epochs 5
 """

@@ -13,7 +13,7 @@ FOLDER = Path(shf.__file__).parent
 CORE = {
     ".".join(path.relative_to(FOLDER).with_suffix("").parts): path
     for path in sorted(FOLDER.rglob("*.py"))
-    if path.relative_to(FOLDER).parts[0] not in ("lab", "sklearn", "cli.py", "__main__.py")
+    if path.relative_to(FOLDER).parts[0] not in ("lab", "sklearn", "integrations", "cli.py", "__main__.py")
 }
 """The files of the core by their names below shf, "state" or "linear.cg"; a room's face is "linear.__init__"."""
 LABORATORY = ("numpy", "scipy", "sklearn", "matplotlib", "rich", "typer", "tensorboard", "platformdirs", "filelock")
@@ -148,7 +148,9 @@ def test_the_core_imports_torch_and_itself_alone(name):
 @pytest.mark.parametrize("name", CORE)
 def test_the_core_does_not_know_the_laboratory(name):
     """Nor the estimators."""
-    assert not {m for m in imported(CORE[name]) if f"{m}.".startswith(("shf.lab.", "shf.sklearn."))}
+    assert not {
+        m for m in imported(CORE[name]) if f"{m}.".startswith(("shf.lab.", "shf.sklearn.", "shf.integrations."))
+    }
 
 
 def test_a_step_works_where_there_is_only_torch():

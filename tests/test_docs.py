@@ -16,7 +16,7 @@ from shf.linear import cg
 from shf.model import steady
 
 ROOT = Path(__file__).parent.parent
-BESIDE = ("lab", "sklearn")
+BESIDE = ("lab", "sklearn", "integrations")
 ROOMS = [path.parent.name for path in (ROOT / "src" / "shf").glob("*/__init__.py") if path.parent.name not in BESIDE]
 """The packages of the core."""
 

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
 import supply  # noqa: E402
 
+INTEGRATIONS = ROOT / "requirements-integrations.lock"
 LOCK = supply.LOCK.read_text(encoding="utf-8")
 
 
@@ -46,14 +47,20 @@ def test_every_package_is_pinned_and_hashed():
 def test_it_covers_what_the_project_asks_for_but_torch():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     extras = project["project"]["optional-dependencies"]
-    locked = ("lab", "dev", "integrations", "opponents", "sklearn")
+    locked = ("lab", "dev", "opponents", "sklearn")
     asked = names([*(name for extra in locked for name in extras[extra]), *project["build-system"]["requires"]])
-    assert asked <= set(supply.locked_versions(LOCK))
-    assert "torch" not in supply.locked_versions(LOCK)
+    wanted, more = supply.locked_versions(LOCK), supply.locked_versions(INTEGRATIONS.read_text(encoding="utf-8"))
+    assert asked <= set(wanted)
+    assert names(extras["integrations"]) <= set(more)
+    for found in (wanted, more):  # the one that is there stays: no other build of it comes in, nor what belongs to one
+        assert not [
+            name for name in found if name.startswith(("torchvision", "nvidia", "cuda", "triton")) or name == "torch"
+        ]
+    assert {name for name in more if more[name] != wanted.get(name, more[name])} == set()
 
 
 def test_no_registry_is_named():
-    for file in (supply.LOCK, ROOT / "constraints.txt", ROOT / "Makefile"):
+    for file in (supply.LOCK, INTEGRATIONS, ROOT / "constraints.txt", ROOT / "Makefile"):
         assert not re.search(r"https?://|index-url|-f ", file.read_text(encoding="utf-8"))
 
 

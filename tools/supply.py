@@ -1,7 +1,7 @@
-"""What the make targets install, looked at: python tools/supply.py locked | audit
+"""What the make targets install, looked at: python tools/supply.py locked [LOCK] | audit
 
-locked   every package of requirements.lock is installed in the version that it names, and its files are as they were
-         installed (by the SHA-256 that each package's RECORD has of them)
+locked   every package of requirements.lock (or another lock file) is installed in the version that it names, and its files
+         are as they were installed (by the SHA-256 that each package's RECORD has of them)
 audit    known vulnerabilities of those packages, by pip-audit; where its database is out of reach, says so and passes:
          what is left then is `locked`
 """
@@ -86,10 +86,11 @@ def audit(wanted: dict[str, str]) -> int:
 
 
 def main() -> int:
-    wanted = locked_versions(LOCK.read_text(encoding="utf-8"))
-    if sys.argv[1:] == ["audit"]:
+    command, *files = sys.argv[1:] or [""]
+    wanted = locked_versions((LOCK.parent / (files or [LOCK.name])[0]).read_text(encoding="utf-8"))
+    if command == "audit":
         return audit(wanted)
-    if sys.argv[1:] == ["locked"]:
+    if command == "locked":
         found = differences(wanted) or altered(wanted)
         print(*found or [f"all {len(wanted)} packages are as locked, and their files as installed"], sep="\n")
         return 1 if found else 0

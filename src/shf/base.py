@@ -14,7 +14,7 @@ from shf.averaging import exchange_, swapped
 from shf.composition import Config
 from shf.data.batches import Count, Select, count_rows, select_rows
 from shf.distributed.replicated import Communication, Connection
-from shf.groups import Group, Parameters, check_decay, make_groups, members, refuse_settings
+from shf.groups import Group, Parameters, check_decay, make_groups, members, refuse_incomplete, refuse_settings
 from shf.iteration import Iteration
 from shf.lastsolution import LastSolution
 from shf.model.network import Forward, Network, call_model
@@ -48,7 +48,7 @@ class CurvatureOptimizer(Optimizer):
         process_group: Any = "auto",
         **options: Unpack[Options],
     ) -> None:
-        _refuse_incomplete(type(self).__name__, model, loss)
+        refuse_incomplete(type(self).__name__, model, loss)
         self.config = self._config_type(**options)
         weight_decay = check_decay(type(self).__name__, weight_decay)
         if seed is not None and (not isinstance(seed, Integral) or isinstance(seed, bool)):
@@ -261,15 +261,3 @@ class CurvatureOptimizer(Optimizer):
         """One iteration of Algorithm 1, which writes here."""
         ranks, group = self._connection.ranks(), self.param_groups[0]
         return Iteration(self.config, ranks, self.state, group, self._last_solution, self._cache)
-
-
-def _refuse_incomplete(owner: str, model: Any, loss: Any) -> None:
-    """Refuses what optimizers with a learning rate are made of."""
-    right = f"shf.{owner}(model, torch.nn.CrossEntropyLoss()), say; no learning rate"
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"{owner}(model=<{type(model).__name__}>): expected a torch.nn.Module, the model itself and not its "
-            f"parameters, and the loss: {right}"
-        )
-    if loss is None:
-        raise TypeError(f"{owner}(model) without a loss: it evaluates model and loss by itself; give both, {right}")

@@ -5,7 +5,6 @@ the loss is a forward pass over rows that it has inside: it is run as often as a
 draws.
 """
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +18,7 @@ from shf.data.batches import Batch, count_rows
 from shf.data.draws import Draws, mix
 from shf.data.tree import leaves
 from shf.errors import AmbiguousRowsError
-from shf.groups import trainable
+from shf.groups import page, trainable
 from shf.model.network import Network
 from shf.model.percase import CallAxes
 from shf.probing.layout import Layout, batch_statistics, calls_along_rows
@@ -28,8 +27,6 @@ from shf.subject import Groups, Subject
 
 STEP = "optimizer.step(inputs, targets)"
 """How a batch is given."""
-_PAGES = ("accelerate", "deepxde", "lightning", "pina", "skorch", "transformers")
-"""Frameworks that have a section in docs/integrations.md."""
 
 
 @dataclass(frozen=True)
@@ -176,21 +173,11 @@ def explain_batch(inputs: Any, targets: Any, error: Exception) -> None:
 
 def refuse_call(given: str, expected: str = STEP, cause: Exception | None = None) -> NoReturn:
     """The answer to every call that gives no batch, with the page of the framework that made it."""
-    section = next((f"#{name}" for name in _callers() if name in _PAGES), "")
     raise TypeError(
         f"step got {given}: expected the batch, {expected}, of which SHF evaluates model and loss by itself, several times "
         "a step, without backward() and zero_grad(). In a closure leave loss.backward() out, and return "
-        f"shf.evaluate(model(inputs), targets) in place of the loss. See docs/integrations.md{section}"
+        f"shf.evaluate(model(inputs), targets) in place of the loss. See {page()}"
     ) from cause
-
-
-def _callers() -> list[str]:
-    """The packages that called, the nearest first."""
-    frame, found = sys._getframe(1), []
-    while frame is not None:
-        found.append(frame.f_globals.get("__name__", "").split(".")[0].removeprefix("pytorch_"))
-        frame = frame.f_back  # type: ignore[assignment]
-    return found
 
 
 def _checked(found: Any) -> Evaluated:

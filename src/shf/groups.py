@@ -1,7 +1,9 @@
 """Parameter groups: which parameters are trained, and with what weight decay."""
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Real
+from types import FrameType
 from typing import Any
 
 import torch
@@ -9,6 +11,33 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
+
+
+_PAGES = ("accelerate", "deepxde", "lightning", "pina", "skorch", "transformers")
+"""Frameworks that have a section in docs/integrations.md."""
+
+
+def page() -> str:
+    """Where it is said how SHF is called: of the nearest framework among the callers, if there is one."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "").split(".")[0].removeprefix("pytorch_")
+        if name in _PAGES:
+            return f"docs/integrations.md#{name}"
+        frame = frame.f_back
+    return "docs/integrations.md"
+
+
+def refuse_incomplete(owner: str, model: Any, loss: Any) -> None:
+    """Refuses what optimizers with a learning rate are made of."""
+    right = f"shf.{owner}(model, torch.nn.CrossEntropyLoss()), say; no learning rate. See {page()}"
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"{owner}(model=<{type(model).__name__}>): expected a torch.nn.Module, the model itself and not its "
+            f"parameters, and the loss: {right}"
+        )
+    if loss is None:
+        raise TypeError(f"{owner}(model) without a loss: it evaluates model and loss by itself; give both, {right}")
 
 
 def check_decay(owner: str, weight_decay: Any) -> float:
