@@ -118,7 +118,8 @@ def number(
 ) -> Check:
     """A finite number within bounds, or one of some words."""
     bounds = (("at least", least), ("greater than", above), ("at most", most), ("below", below))
-    expected = "a number " + " and ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
+    limits = " and ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
+    expected = f"a number {limits}".rstrip()
     if words:
         expected = ", ".join([expected, *map(repr, words[:-1]), f"or {words[-1]!r}"])
 

@@ -13,6 +13,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
+from shf.component import Check, flag, number, one_of, whole
 from shf.lab.words import suggest
 
 
@@ -60,26 +61,20 @@ class Experiment:
     evaluation_cases: int | None = None
 
     def __post_init__(self) -> None:
-        _check(self.name, "epochs", self.epochs, self.epochs >= 1, "at least 1")
-        _check(self.name, "gradient_batch", self.gradient_batch, self.gradient_batch >= 1, "at least 1")
-        _check(self.name, "sizes", self.sizes, len(self.sizes) >= 2 and min(self.sizes) >= 1, "two or more layer sizes")
-        for option in ("input_dropout", "hidden_dropout"):
-            rate = getattr(self, option)
-            _check(self.name, option, rate, 0.0 <= rate < 1.0, "in [0, 1)")
-            fits = rate == 0 or self.task is Task.CLASSIFIER
-            _check(self.name, option, rate, fits, "0: its autoencoder has no dropout")
-        cases = self.evaluation_cases
-        _check(self.name, "evaluation_cases", cases, cases is None or cases >= 1, "at least 1, or None")
-        allowed = ("sparse", "normalised", "torch")
-        _check(self.name, "initialisation", self.initialisation, self.initialisation in allowed, f"one of {allowed}")
+        for name, check in _CHECKS.items():
+            expected = check(getattr(self, name))
+            if "dropout" in name and self.task is not Task.CLASSIFIER and getattr(self, name):
+                expected = "0: its autoencoder has no dropout"
+            if expected is not None:
+                raise ExperimentError(f"{self.name}: {name}={getattr(self, name)!r}: must be {expected}")
+        if len(self.sizes) < 2 or min(self.sizes) < 1:
+            raise ExperimentError(f"{self.name}: sizes={self.sizes!r}: must be two or more layer sizes")
 
     def with_options(self, options: Mapping[str, Any]) -> Experiment:
         """The same experiment with some of `OPTIONS` replaced."""
-        for name, value in options.items():
+        for name in options:
             if name not in OPTIONS:
                 raise ExperimentError(f"experiment option {name!r} is unknown; {suggest(name, OPTIONS)}")
-            fits = isinstance(value, OPTIONS[name]) and (not isinstance(value, bool) or bool in OPTIONS[name])
-            _check(self.name, name, value, fits, " or ".join(kind.__name__ for kind in OPTIONS[name]))
         return dataclasses.replace(self, **options)
 
     def to_json(self) -> dict[str, Any]:
@@ -98,19 +93,16 @@ class Experiment:
             raise ExperimentError(f"the recorded experiment cannot be read: {error}") from error
 
 
-# What `--set` may change in an experiment; every other name is a setting of the method.
-OPTIONS: Mapping[str, tuple[type, ...]] = MappingProxyType(
-    {
-        "gradient_batch": (int,),
-        "input_dropout": (float, int),
-        "hidden_dropout": (float, int),
-        "initialisation": (str,),
-        "bias": (float, int),
-        "initialisation_scale": (float, int),
-        "reshuffle": (bool,),
-        "evaluation_cases": (int, type(None)),
-    }
-)
+_CHECKS: Mapping[str, Check] = {
+    **dict.fromkeys(("epochs", "gradient_batch"), whole(least=1)),
+    **dict.fromkeys(("input_dropout", "hidden_dropout"), number(least=0, below=1)),
+    "initialisation": one_of("sparse", "normalised", "torch"),
+    **dict.fromkeys(("bias", "initialisation_scale"), number()),
+    "reshuffle": flag,
+    "evaluation_cases": whole(least=1, optional=True),
+}
+OPTIONS = tuple(name for name in _CHECKS if name != "epochs")
+"""What `--set` may change in an experiment; every other name is a setting of the method."""
 
 
 def find(name: str) -> Experiment:
@@ -119,11 +111,6 @@ def find(name: str) -> Experiment:
         return EXPERIMENTS[name]
     except KeyError:
         raise ExperimentError(f"experiment {name!r} is unknown; {suggest(name, EXPERIMENTS)}") from None
-
-
-def _check(experiment: str, option: str, value: object, holds: bool, expected: str) -> None:
-    if not holds:
-        raise ExperimentError(f"{experiment}: {option}={value!r}: must be {expected}")
 
 
 _DROPOUT = " with dropout on the inputs and the last hidden layer"
