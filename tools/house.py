@@ -74,9 +74,14 @@ class Small:
     def step(self) -> Any:
         return self.optimizer.step(self.inputs, self.targets)
 
+    def renewals(self) -> int:
+        """Of the preconditioner's factors, so far."""
+        return int(self.optimizer.param_groups[0]["shf"].get("factor_renewals", 0))
+
     def bare(self, infos: Sequence[Any]) -> None:
-        """The autograd calls of these steps and nothing else: a gradient, products over kept graphs (the last of a step by J
-        alone), evaluations."""
+        """The autograd calls of these steps and nothing else: a gradient, products J'L''J over kept graphs (where CG makes
+        all of its iterations the last is by J alone), evaluations."""
+        curved = 2 / self.targets.numel()  # L'' of the mean of squares
         for info in infos:
             parameters = list(self.model.parameters())
             z = self.model(self.inputs)
@@ -84,13 +89,49 @@ class Small:
             u = torch.zeros_like(z, requires_grad=True)
             pulled = torch.autograd.grad(z, parameters, u, create_graph=True)
             along = [torch.ones_like(p) for p in parameters]
+            whole = info.products - (info.cg_stop is shf.CGStop.ITERATIONS)
             for number in range(info.products):
                 (Jv,) = torch.autograd.grad(pulled, u, along, retain_graph=True)
-                if number < info.products - 1:
-                    torch.autograd.grad(z, parameters, Jv, retain_graph=True)
+                HJv = curved * Jv
+                if number < whole:
+                    torch.autograd.grad(z, parameters, HJv, retain_graph=True)
             with torch.no_grad():
                 for _ in range(info.evaluations):
-                    self.loss(self.model(self.inputs), self.targets)
+                    self.loss(self.model(self.inputs), self.targets).item()
+
+    def matrices(self) -> Callable[[Sequence[Any], int], None]:
+        """The matrix products that the preconditioner needs in these steps, of which so many renew its factors: squares of
+        layers' inputs and output gradients for the diagonal; for factors G⁻¹RA⁻¹ in each iteration, and in a renewal a
+        backward pass to the layers' outputs, aa', gg' and the inverses."""
+        a, layers = self.inputs, []
+        for part in self.model:
+            z = part(a)
+            if isinstance(part, nn.Linear):
+                layers.append((torch.cat([a.detach(), torch.ones(ROWS, 1)], 1), z))
+            a = z
+        outputs, signs = [s for _, s in layers], torch.ones_like(a)
+        given = torch.autograd.grad(a, outputs, signs, retain_graph=True)
+        sizes = [(inputs.shape[1], g.shape[1]) for (inputs, _), g in zip(layers, given, strict=True)]
+        blocks = [(torch.eye(rows), torch.ones(rows, columns), torch.eye(columns)) for columns, rows in sizes]
+
+        def diagonal(infos: Sequence[Any], renewed: int) -> None:
+            for _ in infos:
+                for (inputs, _), g in zip(layers, given, strict=True):
+                    g.square().t() @ inputs.square()
+
+        def factors(infos: Sequence[Any], renewed: int) -> None:
+            for info in infos:
+                for _ in range(info.cg_steps):
+                    for G, R, A in blocks:
+                        G @ R @ A
+            for _ in range(renewed):
+                found = torch.autograd.grad(a, outputs, signs, retain_graph=True)
+                for (inputs, _), g in zip(layers, found, strict=True):
+                    for t in (inputs, g):
+                        root, _ = torch.linalg.cholesky_ex(t.t() @ t + torch.eye(t.shape[1]))
+                        torch.cholesky_inverse(root)
+
+        return factors if self.renewals() else diagonal
 
 
 @dataclass
@@ -151,15 +192,26 @@ def seconds(work: Callable[[], Any]) -> float:
     return time.process_time() - start
 
 
-def cost(options: dict[str, Any], rounds: int, steps: int = 20) -> tuple[float, float]:
-    """A step and its bare autograd calls, in seconds of processor time: medians of interleaved rounds, each from the same
-    start."""
-    whole, bare = [], []
+@dataclass
+class Cost:
+    """Of a step, of its bare autograd calls, and of its preconditioner's matrix products, in seconds of processor time."""
+
+    step: float
+    bare: float
+    matrices: float
+
+
+def cost(options: dict[str, Any], rounds: int, steps: int = 20) -> Cost:
+    """Medians of interleaved rounds, each from the same start."""
+    found = []
     for _ in range(rounds):
         small, infos = Small(options), []
-        whole.append(seconds(lambda: infos.extend(small.step() for _ in range(steps))) / steps)  # noqa: B023
-        bare.append(seconds(lambda: small.bare(infos)) / steps)  # noqa: B023
-    return statistics.median(whole), statistics.median(bare)
+        before = small.renewals()
+        whole = seconds(lambda: infos.extend(small.step() for _ in range(steps)))  # noqa: B023
+        renewed, matrices = small.renewals() - before, small.matrices()
+        bare = seconds(lambda: small.bare(infos))  # noqa: B023
+        found.append((whole, bare, seconds(lambda: matrices(infos, renewed))))  # noqa: B023
+    return Cost(*(statistics.median(column) / steps for column in zip(*found, strict=True)))
 
 
 def main() -> None:
@@ -181,8 +233,10 @@ def main() -> None:
     for name, options in OPTIONS.items():
         print(f"a warm step of {'-'.join(map(str, WIDTHS))} with {ROWS} rows, {name}: {calls(options)}")
         if chosen.rounds:
-            whole, bare = cost(options, chosen.rounds)
-            print(f"  {1e3 * whole:.2f} ms, bare autograd calls {1e3 * bare:.2f} ms: {whole / bare:.2f} ×")
+            found = cost(options, chosen.rounds)
+            bare, both = found.bare, found.bare + found.matrices
+            print(f"  {1e3 * found.step:.2f} ms, {found.step / bare:.2f} × bare autograd calls, {1e3 * bare:.2f} ms")
+            print(f"  {found.step / both:.2f} × these and the preconditioner's matrix products, {1e3 * both:.2f} ms")
 
 
 if __name__ == "__main__":

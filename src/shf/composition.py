@@ -40,6 +40,7 @@ class Config:
 
     parts: Mapping[str, Component]
     values: Mapping[str, Any]
+    _of_kind: dict[type[Component], Any]
 
     def __init__(self, **options: Any) -> None:
         flat = self.flat()
@@ -60,6 +61,7 @@ class Config:
                 values = {n: v for n, v in values.items() if n == role.given or n not in role.flat()}
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "parts", parts)
+        object.__setattr__(self, "_of_kind", {})
         self._check()
 
     def _check(self) -> None:
@@ -142,7 +144,9 @@ class Config:
 
     def part(self, kind: type[P]) -> P:
         """The part of this kind; the kind's defaults where the optimizer has none."""
-        return next((part for part in self.parts.values() if isinstance(part, kind)), None) or kind()
+        if kind not in self._of_kind:
+            self._of_kind[kind] = next((part for part in self.parts.values() if isinstance(part, kind)), None) or kind()
+        return self._of_kind[kind]  # type: ignore[no-any-return]
 
     def finish(self, method: Method, move: Move, info: StepInfo, here: Local) -> None:
         """The step is done: what the parts remember of it."""

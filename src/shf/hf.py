@@ -90,5 +90,5 @@ class HF(CurvatureOptimizer):
         layout = self._subject.layout(network, batch, self._scalars["seed"])
         counts = [sum(sizes), len(sizes), batch.rows]
         return self._objective.contribution(
-            network, counts, self.param_groups, self._settings(), self.state, (batch, layout)
+            network, counts, self.param_groups, self._settings, self.state, (batch, layout)
         )

@@ -8,6 +8,7 @@ import copy
 import enum
 import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -161,7 +162,7 @@ class LossExpansion:
 
     def hessian(self) -> HessianMap:
         """u ↦ L''u."""
-        if (diagonal := self._diagonal()) is not None:
+        if (diagonal := self._diagonal) is not None:
             return lambda u: [diagonal * u[0]]
         if (softmax := self._softmax()) is not None:
             p, scale = softmax
@@ -170,7 +171,7 @@ class LossExpansion:
 
     def hessian_root(self, signs: Signs) -> list[Tensor]:
         """A sample S ξ with S S' = L'' and ξ independent ±1 in z's shape: E[(Sξ)(Sξ)'] = L''."""
-        if (diagonal := self._diagonal()) is not None:
+        if (diagonal := self._diagonal) is not None:
             return [diagonal.clamp_min(0).sqrt() * signs(diagonal, 0, 0)]
         if (softmax := self._softmax()) is not None:
             p, scale = softmax
@@ -180,7 +181,7 @@ class LossExpansion:
 
     def is_flat(self) -> bool:
         """Whether L'' is zero here while ∂L/∂z is not; no loss with a closed form is, however saturated."""
-        if self._diagonal() is not None or self._softmax() is not None or not self.value.isfinite():
+        if self._diagonal is not None or self._softmax() is not None or not self.value.isfinite():
             return False
         probe = [torch.randn_like(g) for g in self.gradient]
         return any(bool(g.any()) for g in self.gradient) and not any(bool(h.any()) for h in self._checked(probe))
@@ -227,6 +228,7 @@ class LossExpansion:
                 return module(), 1.0
         return (function, 1.0) if isinstance(function, nn.Module) else (None, 1.0)
 
+    @cached_property
     def _diagonal(self) -> Tensor | None:
         """diag L'' of a loss that is a sum over elements: then L''·1 is the diagonal."""
         elementary, _ = self._elementary()
@@ -355,7 +357,7 @@ class LossExpansion:
         """S of each case: (rows, K) where it is diagonal, else (rows, K, K); K numbers a row of all outputs, in their order,
         rows along axis 0."""
         rows = len(self._leaves[0])
-        diagonal = self._diagonal()
+        diagonal = self._diagonal
         diagonals = {0: diagonal} if diagonal is not None else self._seen_diagonal(self._used)
         if diagonals is not None:
             pieces = [diagonals.get(i, torch.zeros_like(z)).reshape(rows, -1) for i, z in enumerate(self._leaves)]

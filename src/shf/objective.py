@@ -110,14 +110,17 @@ class Objective:
         network: Network,
         counts: Sequence[int],
         groups: Groups,
-        settings: Mapping[str, Any],
+        settings: Callable[[], Mapping[str, Any]],
         state: OptimizerState,
         data: Any,
     ) -> Contribution:
         """One process's part in a step, with all that the other processes must have in common with it."""
-        names = {id(p): name for name, p in self.subject.model.named_parameters()}
-        decay = {names[id(p)]: group["weight_decay"] for group in groups for p in group["params"]}
-        facts = {**settings, **self.facts(), "weight_decay": decay}
+
+        def facts() -> Mapping[str, Any]:
+            names = {id(p): name for name, p in self.subject.model.named_parameters()}
+            decay = {names[id(p)]: group["weight_decay"] for group in groups for p in group["params"]}
+            return {**settings(), **self.facts(), "weight_decay": decay}
+
         return Contribution(network, counts, groups[0]["shf"]["seed"], facts, state, data, self.required)
 
 

@@ -117,5 +117,5 @@ class SHF(CurvatureOptimizer):
         pieces = self._objective.pieces(inputs, targets, self.param_groups, ranks)
         counts = [piece.batch.rows for piece in pieces]
         return self._objective.contribution(
-            pieces[0].network, counts, self.param_groups, self._settings(), self.state, pieces
+            pieces[0].network, counts, self.param_groups, self._settings, self.state, pieces
         )

@@ -78,8 +78,10 @@ class Memory:
 
 def recall(state: OptimizerState, parameter: Tensor, name: str) -> Tensor | None:
     """The entry, of the parameter's present dtype and on its present device (after `model.double()`, say)."""
-    found = state.get(parameter, {}).get(name)
-    return None if found is None else found.to(parameter.device, parameter.dtype)
+    found: Tensor | None = state.get(parameter, {}).get(name)
+    if found is None or (found.dtype == parameter.dtype and found.device == parameter.device):
+        return found
+    return found.to(parameter.device, parameter.dtype)
 
 
 def remember(state: OptimizerState, parameter: Tensor, **entries: Tensor | None) -> None:

@@ -10,6 +10,7 @@ from shf.distributed.collective import Collective
 from shf.groups import trainable
 from shf.losses import Loss
 from shf.model.evaluation import Evaluation
+from shf.model.fingerprint import Fingerprint
 from shf.model.network import Forward, Network, call_for_tensor, call_model, unwrap
 from shf.probing.derivatives import refuse_single_derivatives_on
 from shf.probing.layout import NO_ROWS, Layout, LayoutMemory, few_rows
@@ -44,13 +45,18 @@ class Subject:
         self.forward = forward
         self._call = call_for_tensor if forward is call_model and self.loss.takes_one_tensor else forward
         self._layouts, self._evaluation = LayoutMemory(), Evaluation()
+        self._known: tuple[Fingerprint, bool, Network] | None = None
         self._probed = False  # whether loss and second derivatives were looked at
 
     def network(self, groups: Groups, ranks: Collective) -> Network:
-        """The parameters to train now, in the model's order; models that a step cannot do with are refused."""
-        network = Network(self.model, trainable(self.model, groups), self._call, self._evaluation)
-        refuse_unsupported(network, ranks)
-        return network
+        """The parameters to train now, in the model's order; models that a step cannot do with are refused. The same network
+        as in the step before, where nothing of the model has changed."""
+        now = Fingerprint.of(self.model, groups)
+        if self._known is None or not now.equals(self._known[0]) or self._known[1] != ranks.several:
+            network = Network(self.model, trainable(self.model, groups), self._call, self._evaluation)
+            refuse_unsupported(network, ranks)
+            self._known = now, ranks.several, network
+        return self._known[2]
 
     def batch(self, inputs: Any, targets: Any, *, may_be_empty: bool = False) -> Batch:
         return Batch.of(inputs, targets, self.select, self.count, may_be_empty=may_be_empty)

@@ -91,10 +91,12 @@ def test_the_decay_of_some_entries(first, last):
     decay = Decay(shapes, (0.5, 0.0, 2.0, 0.0))
     n = sum(shapes.sizes)
     vector = torch.randn(n, dtype=torch.float64)
-    whole = decay.add_product_(torch.zeros_like(vector), shapes.split(vector))
+    whole = decay.add_product_(torch.zeros_like(vector), vector, 0.0)
     part = decay.within(first, last)
     own = vector[first:last]
-    assert torch.equal(part.add_product_(torch.zeros_like(own), part.shapes.split(own)), whole[first:last])
+    assert torch.equal(part.add_product_(torch.zeros_like(own), own, 0.0), whole[first:last])
+    gradient = part.add_gradient_(torch.zeros_like(own), part.shapes.split(own))
+    assert torch.equal(gradient, whole[first:last])
     assert sum(part.shapes.sizes) == last - first
 
 

@@ -70,12 +70,10 @@ class Draws(TorchDispatchMode):
         self._own = own
         self._subset: Tensor | None = None
 
-    @contextmanager
-    def over(self, subset: Tensor | None = None) -> Iterator[None]:
+    def over(self, subset: Tensor | None = None) -> AbstractContextManager[None]:
         """A pass over the given rows (None: all) begins; draws made in it come from this step's numbers."""
         torch.default_generator.manual_seed(_POSITION)
-        with self._drawing(subset):
-            yield
+        return self._drawing(subset)
 
     def resumed(self, subset: Tensor | None = None) -> AbstractContextManager[None]:
         """A backward pass: draws occur in it only where gradient checkpointing runs a part of the forward pass again."""

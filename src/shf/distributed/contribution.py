@@ -1,6 +1,6 @@
 """What one process brings to a step: its rows, and what it believes it has in common with the other processes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,7 @@ class Contribution:
     network: Network
     counts: Sequence[int]
     seed: int
-    settings: Mapping[str, Any]
+    settings: Callable[[], Mapping[str, Any]]
     state: OptimizerState
     data: Any = field(repr=False)
     required: Sequence[str] = ("the batch",)
@@ -41,7 +41,7 @@ class Contribution:
             for name, p in model.named_parameters()
         }
         return {
-            **self.settings,
+            **self.settings(),
             "parameter": parameters,
             "buffer": {name: f"{b.dtype} {list(b.shape)}" for name, b in model.named_buffers()},
             "mode": _mode(model),

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import cached_property
+from itertools import accumulate, groupby, pairwise
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -34,23 +36,44 @@ class Decay:
         pieces = [(n, w) for n, w in zip(overlaps, self.weights, strict=True) if n > 0]
         return Decay(Shapes(tuple(torch.Size([n]) for n, _ in pieces)), tuple(w for _, w in pieces))
 
+    @property
+    def any(self) -> bool:
+        """Whether there is any."""
+        return any(self.weights)
+
     def penalty(self, values: Sequence[Tensor]) -> float:
         """½ θ'Wθ for θ in pieces."""
-        weighted = [(w, v.reshape(-1)) for w, v in zip(self.weights, values, strict=True) if w]
-        if not weighted:
+        if not self.any:
             return 0.0
+        weighted = [(w, v.reshape(-1)) for w, v in zip(self.weights, values, strict=True) if w]
         squares = torch.stack([torch.dot(v, v) for _, v in weighted]).tolist()  # the device is asked once
         return 0.5 * sum(w * float(square) for (w, _), square in zip(weighted, squares, strict=True))
 
-    def add_product_(self, out: Tensor, values: Sequence[Tensor], damping: float = 0.0) -> Tensor:
-        """out + (W + λI)v in place, v in pieces: the penalty's gradient at v, and its part of a damped product."""
-        for w, piece, v in zip(self.weights, self.shapes.split(out), values, strict=True):
+    def add_gradient_(self, out: Tensor, values: Sequence[Tensor]) -> Tensor:
+        """out + Wθ in place, θ in pieces: the penalty's gradient."""
+        if self.any:
+            for w, piece, v in zip(self.weights, self.shapes.split(out), values, strict=True):
+                if w:
+                    piece.add_(v, alpha=w)
+        return out
+
+    def add_product_(self, out: Tensor, vector: Tensor, damping: float) -> Tensor:
+        """out + (W + λI)v in place: what damps a product."""
+        for begin, end, w in self._runs:
             if w + damping:
-                piece.add_(v, alpha=w + damping)
+                out[begin:end].add_(vector[begin:end], alpha=w + damping)
         return out
 
     def add_diagonal_(self, out: Tensor, damping: float) -> Tensor:
         """out + w + λ, entry by entry, in place."""
-        for w, piece in zip(self.weights, self.shapes.split(out), strict=True):
-            piece.add_(w + damping)
+        for begin, end, w in self._runs:
+            out[begin:end].add_(w + damping)
         return out
+
+    @cached_property
+    def _runs(self) -> list[tuple[int, int, float]]:
+        """Where in a flat vector a weight begins and ends to hold; neighbours that share one are one run."""
+        ends = accumulate(self.shapes.sizes)
+        runs = [list(run) for _, run in groupby(zip(ends, self.weights, strict=True), itemgetter(1))]
+        borders = pairwise([0, *(run[-1][0] for run in runs)])
+        return [(begin, end, run[0][1]) for (begin, end), run in zip(borders, runs, strict=True)]

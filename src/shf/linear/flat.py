@@ -39,7 +39,7 @@ class Shapes:
         """Entries of each piece."""
         return [math.prod(s) for s in self.shapes]
 
-    @property
+    @cached_property
     def total(self) -> int:
         """Entries of the whole vector."""
         return sum(self.sizes)
@@ -47,10 +47,19 @@ class Shapes:
     def flatten(self, tensors: Sequence[Tensor | None], like: Tensor, out: Tensor | None = None) -> Tensor:
         """Joins tensors of these shapes; None stands for zeros (a parameter without influence)."""
         pieces = [
-            like.new_zeros(size) if t is None else t.reshape(-1) for t, size in zip(tensors, self.sizes, strict=True)
+            like.new_zeros(size) if t is None else t if t.ndim == 1 else t.reshape(-1)
+            for t, size in zip(tensors, self.sizes, strict=True)
         ]
         return torch.cat(pieces, out=out)
 
     def split(self, vector: Tensor) -> list[Tensor]:
         """Views of `vector`, one per shape; no copy."""
-        return [piece.view(shape) for piece, shape in zip(vector.split(self.sizes), self.shapes, strict=True)]
+        pieces = list(vector.split_with_sizes(self.sizes))  # takes half of the time that `split` does
+        for number, shape in self._not_flat:
+            pieces[number] = pieces[number].view(shape)
+        return pieces
+
+    @cached_property
+    def _not_flat(self) -> list[tuple[int, torch.Size]]:
+        """The pieces that have other than one dimension."""
+        return [(number, shape) for number, shape in enumerate(self.shapes) if len(shape) != 1]

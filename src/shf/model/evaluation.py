@@ -36,20 +36,20 @@ class Evaluation:
         Where torch misses a graph, it runs again on a higher level, from the same random numbers, and so it does from then
         on. The error is the model's own if no level helps.
         """
-        known, position = self.level, torch.default_generator.initial_seed()
+        known, position = (
+            self.level,
+            torch.default_generator.initial_seed(),
+        )  # draws follow from the seed, see data.draws
         while True:
             try:
-                with torch.set_grad_enabled(self.level > 0):
-                    found = run(self._leaves(values))
-                return map_leaves(Tensor.detach, found) if self.level else found
+                if self.level == 0:
+                    return run(values)
+                with torch.enable_grad():
+                    found = run([v.detach().requires_grad_(self.level > 1) for v in values])
+                return map_leaves(Tensor.detach, found)  # type: ignore[no-any-return]
             except RuntimeError as error:
                 if self.level == self.MOST or not any(words in str(error) for words in _WORDS):
                     self.level = known
                     raise
                 self.level += 1
                 torch.default_generator.manual_seed(position)
-
-    def _leaves(self, values: Sequence[Tensor]) -> Sequence[Tensor]:
-        if self.level == 0:
-            return values
-        return [v.detach().requires_grad_(self.level > 1) for v in values]

@@ -12,12 +12,13 @@ comes with J in the same passes.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from shf.data.batches import Batch
 from shf.data.draws import Draws
@@ -33,6 +34,7 @@ class Graph:
     """The forward graph of some rows, and the graph of its backward pass once Jv has been asked for.
 
     Attributes:
+        size: entries of the inputs.
         outputs: z, the model's floating-point outputs.
         steady: h, the tensors to be held steady, where they were asked for.
         cotangents: u, zero: where the second graph begins; for each output, then for each steady tensor.
@@ -40,6 +42,7 @@ class Graph:
     """
 
     rows: Tensor | None
+    size: int
     theta: list[Tensor]
     outputs: list[Tensor]
     steady: list[Tensor]
@@ -88,12 +91,11 @@ class Jacobian:
         self.buffers = network.buffers()
         self.rows = batch.rows if rows is None else len(rows)
         self._batch = batch
-        self._all = torch.arange(batch.rows) if rows is None else rows
-        self._whole = rows is None
+        self._some = rows
         self._axes = axes
         self._record = record
         self._steady = steady
-        self.chunks = even_chunks(self.rows, microbatch or self.rows)
+        self.chunks = even_chunks(self.rows, microbatch) if microbatch else [torch.arange(self.rows)]
         self._kept: Graph | None = None
         if len(self.chunks) == 1:
             self._kept, self.outputs = self._forward(self.chunks[0], self.buffers)
@@ -125,6 +127,8 @@ class Jacobian:
         """Jv, a tensor per output, and J_h v: for each chunk of rows a tensor per steady one."""
         tangents, steady = [], []
         for _, graph in self.graphs():
+            if not graph.pullback:
+                self._build_pullback(graph)
             found = self._push(graph, vector)
             tangents.append(found[: len(graph.outputs)])
             steady.append(found[len(graph.outputs) :])
@@ -143,7 +147,11 @@ class Jacobian:
 
     def restricted(self, rows: Tensor) -> "Jacobian":
         """J on some of these rows, with a graph of its own."""
-        return Jacobian(self.network, self._batch, self.draws, rows=self._all[rows], axes=self._axes)
+        return Jacobian(self.network, self._batch, self.draws, rows=self._of_batch(rows), axes=self._axes)
+
+    def _of_batch(self, rows: Tensor) -> Tensor:
+        """Their numbers in the batch."""
+        return rows if self._some is None else self._some[rows]
 
     def is_idle(self, index: int, cotangent: Tensor) -> bool:
         """Whether output number `index` is shared by all rows and the loss does not look at it: its cotangent is zero, for
@@ -172,11 +180,10 @@ class Jacobian:
     def _forward(
         self, chunk: Tensor, buffers: dict[str, Tensor] | None = None, *, graph: bool = True
     ) -> tuple[Graph, Any]:
-        everything = self._whole and len(chunk) == self.rows
-        rows = None if everything else self._all[chunk]
+        rows = self._some if len(chunk) == self.rows else self._of_batch(chunk)
         theta = self.network.leaves()
         inputs = self._batch.take_inputs(rows)
-        recorded = Calls.recorded(self.network.model, enabled=self._record and graph)
+        recorded = Calls.recorded(self.network.holders if self._record and graph else ())
         named = named_tensors(enabled=self._steady and graph)
         with torch.set_grad_enabled(graph), recorded as calls, named as steady, self.draws.over(rows):
             outputs = self.network(theta, inputs, buffers)
@@ -186,7 +193,8 @@ class Jacobian:
                 "states in forward, or use structural_damping=0"
             )
         floating = [z for z in leaves(outputs) if z.is_floating_point()]
-        return Graph(rows, theta, floating, steady.intact(), calls), map_leaves(Tensor.detach, outputs)
+        size = sum(t.numel() for t in leaves(inputs))
+        return Graph(rows, size, theta, floating, steady.intact(), calls), map_leaves(Tensor.detach, outputs)
 
     def graphs(self) -> Iterator[tuple[Tensor, Graph]]:
         """Each chunk's rows (within this J) and its graph."""
@@ -217,17 +225,17 @@ class Jacobian:
                 "(are they detached, or made under no_grad?)"
             )
         ends, given = [z for z, _ in pairs], [u for _, u in pairs]
-        return self._differentiate(graph, ends, by, given, retain_graph=True, is_grads_batched=batched)
+        with self._as_before(graph):
+            return torch.autograd.grad(ends, by, given, retain_graph=True, allow_unused=True, is_grads_batched=batched)
 
     def _push(self, graph: Graph, vector: Tensor) -> list[Tensor]:
-        if not graph.pullback:
-            self._build_pullback(graph)
         pieces = self.network.shapes.split(vector)
         terms = [(edge, v) for edge, v in zip(graph.pullback, pieces, strict=True) if edge is not None]
         if not terms:
             return [torch.zeros_like(z) for z in graph.ends]
         edges, given = [edge for edge, _ in terms], [v for _, v in terms]
-        found = self._differentiate(graph, edges, graph.cotangents, given, retain_graph=True)
+        with self._as_before(graph):
+            found = torch.autograd.grad(edges, graph.cotangents, given, retain_graph=True, allow_unused=True)
         return [torch.zeros_like(z) if t is None else t for t, z in zip(found, graph.ends, strict=True)]
 
     def _build_pullback(self, graph: Graph) -> None:
@@ -236,36 +244,22 @@ class Jacobian:
         found: Sequence[Tensor | None] = (None,) * len(graph.theta)
         if pairs:
             ends, given = [z for z, _ in pairs], [u for _, u in pairs]
-            with saved_tensors_hooks(_without_zeros, lambda saved: saved):
-                found = self._differentiate(graph, ends, graph.theta, given, create_graph=True)
+            with self.network.zeros.left_out(graph.size), self._as_before(graph):
+                found = torch.autograd.grad(ends, graph.theta, given, create_graph=True, allow_unused=True)
         graph.pullback = [None if g is None or not g.requires_grad else get_gradient_edge(g) for g in found]
 
-    def _differentiate(
-        self,
-        graph: Graph,
-        ends: Sequence[Tensor] | Sequence[GradientEdge],
-        by: Sequence[Tensor],
-        given: Sequence[Tensor],
-        **how: bool,
-    ) -> tuple[Tensor | None, ...]:
-        """autograd.grad; parts of the model that checkpoints run again in it see what they saw in the forward pass."""
+    def _as_before(self, graph: Graph) -> AbstractContextManager[None]:
+        """Around a backward pass: parts of the model that checkpoints run again see what they saw in the forward pass."""
+        if not self.draws.drawn and not self._before and self.network.needs_nothing_around:
+            return nullcontext()
+        return self._repeating(graph)
 
-        def backward() -> tuple[Tensor | None, ...]:
-            return torch.autograd.grad(ends, by, given, allow_unused=True, **how)
-
-        with self.draws.resumed(graph.rows):
-            return self.network.around(backward, graph.theta, self._before)
+    @contextmanager
+    def _repeating(self, graph: Graph) -> Iterator[None]:
+        with self.draws.resumed(graph.rows), self.network.around(graph.theta, self._before):
+            yield
 
     def _part(self, cotangents: Sequence[Tensor], chunk: Tensor) -> list[Tensor]:
         if len(chunk) == self.rows:
             return list(cotangents)
         return self.cotangents_of(cotangents, chunk)
-
-
-def _without_zeros(tensor: Tensor) -> Tensor:
-    """What the second graph keeps of a tensor: where it is zero everywhere (all that comes from u is), its shape alone."""
-    if tensor.is_floating_point() and tensor.layout == torch.strided and tensor.numel():
-        least, most = torch.stack(torch.aminmax(tensor.detach())).tolist()  # the device is asked once
-        if least == most == 0:
-            return tensor.new_zeros(()).expand(tensor.shape)
-    return tensor.detach()

@@ -7,6 +7,7 @@ only these are made. Other layers that keep cases apart get their own small per-
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -34,14 +35,30 @@ class HasPerCaseSquares(Protocol):
         """Σ_j g_j² of each of its parameters, for one call on rows `inputs` with these gradients by its output."""
 
 
-class Squares(NamedTuple):
-    """Σ_j g_j² of one parameter, and a test whether Σ_j g_j is the gradient that the backward pass found for it.
+Comparison = tuple[Tensor, Tensor, Tensor]
+"""Two numbers that should be equal, and the size of what they were added up from: each a tensor, so that the device need not
+be asked for every one."""
 
-    It is not where the parameter was also used outside of its module's calls; then the squares are not right either.
+
+def holds(found: float, expected: float, size: float, eps: float) -> bool:
+    """Whether a comparison does, but for rounding."""
+    return abs(found - expected) <= math.sqrt(eps) * (size + abs(expected))
+
+
+def agree(compared: Comparison) -> bool:
+    """Whether a comparison holds; the device is asked."""
+    found, expected, size = torch.stack(compared).tolist()
+    return holds(found, expected, size, torch.finfo(compared[0].dtype).eps)
+
+
+class Squares(NamedTuple):
+    """Σ_j g_j² of one parameter, and a comparison of Σ_j g_j with the gradient that the backward pass found for it.
+
+    It does not hold where the parameter was also used outside of its module's calls; then the squares are not right either.
     """
 
     total: Tensor
-    explains: Callable[[Tensor], Tensor]
+    compared: Callable[[Tensor], Comparison]
 
 
 def formula(module: nn.Module, values: dict[str, Tensor], uses: list[Use]) -> dict[str, Squares]:
@@ -138,7 +155,7 @@ def _pullback_per_case(module: nn.Module, values: dict[str, Tensor], uses: Seque
 
     def one_case(a: Tensor, g: Tensor) -> dict[str, Tensor]:
         def layer(parameters: dict[str, Tensor]) -> Tensor:
-            with plain_gradients(module):
+            with plain_gradients(module.modules()):
                 return _apart(module, parameters, a[None])
 
         return vjp(layer, values)[1](g[None])[0]  # type: ignore[no-any-return]
@@ -190,24 +207,24 @@ def _summed(
 
 def probe(size: int, like: Tensor) -> Tensor:
     """A fixed vector without structure, for comparing two matrices through one projection of each."""
+    return _probes(size, like.dtype, like.device)
+
+
+@lru_cache(maxsize=64)
+def _probes(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     angles = torch.arange(1, size + 1, dtype=torch.float64) * (math.sqrt(5) - 1) * math.pi
-    return angles.cos().to(like)
+    return angles.cos().to(device, dtype)
 
 
-def projects_to(terms: Tensor, project: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+def projects_to(terms: Tensor, project: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Comparison]:
     """Whether a gradient's projection is the sum of the cases' projections, `terms`."""
-
-    def explains(gradient: Tensor) -> Tensor:
-        expected = project(gradient)
-        tolerance = math.sqrt(torch.finfo(terms.dtype).eps) * (terms.abs().sum() + expected.abs())
-        return (terms.sum() - expected).abs() <= tolerance
-
-    return explains
+    return lambda gradient: (terms.sum(), project(gradient), terms.abs().sum())
 
 
-def _equals(total: Tensor, size: Tensor) -> Callable[[Tensor], Tensor]:
-    def explains(gradient: Tensor) -> Tensor:
-        tolerance = math.sqrt(torch.finfo(total.dtype).eps) * (size.max() + gradient.abs().max())
-        return ((total - gradient).abs() <= tolerance).all()
-
-    return explains
+def _equals(total: Tensor, size: Tensor) -> Callable[[Tensor], Comparison]:
+    """Whether a gradient is a total, entry by entry."""
+    return lambda gradient: (
+        (total - gradient).abs().max(),
+        total.new_zeros(()),
+        size.max() + gradient.abs().max(),
+    )

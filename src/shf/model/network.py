@@ -1,22 +1,23 @@
 """A module as a function of its parameters and buffers: nothing here writes to the module but `assign_buffers_`."""
 
 import copy
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from shf.data.tree import leaves, parts
 from shf.linear.flat import Shapes
 from shf.model.convolution import OwnConvolutions
 from shf.model.evaluation import Evaluation
+from shf.model.fingerprint import plain_attributes
+from shf.model.zeros import Zeros
 from shf.runtime.interrupts import poll
 
 Result = TypeVar("Result")
@@ -79,29 +80,6 @@ def unwrap(model: nn.Module) -> nn.Module:
             return model
 
 
-class _Bound(nn.Module):
-    """The model together with how it is called, so that functional_call can replace parameters under any convention."""
-
-    def __init__(self, model: nn.Module, forward: Forward) -> None:
-        super().__init__()
-        self.model = model
-        self._forward = forward
-
-    def forward(self, inputs: Any) -> Any:
-        return self._forward(self.model, inputs)
-
-
-class _Around(nn.Module):
-    """The model around something else that is run, so that functional_call can replace its parameters meanwhile."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, run: Callable[[], Result]) -> Result:
-        return run()
-
-
 _PLAIN = {"sparse": False, "scale_grad_by_freq": False}
 
 
@@ -115,24 +93,25 @@ class _PlainGradients(TorchFunctionMode):
         return func(*args, **(kwargs | _PLAIN if func is F.embedding else kwargs))
 
 
-def plain_gradients(module: nn.Module) -> AbstractContextManager[object]:
+def plain_gradients(modules: Iterable[nn.Module]) -> AbstractContextManager[object]:
     """Inside, embeddings give their gradient as it is: a sparse one is no part of a flat vector, and one that is scaled by
     how often rows occur is not the objective's."""
-    special = any(isinstance(m, nn.Embedding) and (m.sparse or m.scale_grad_by_freq) for m in module.modules())
+    special = any(isinstance(m, nn.Embedding) and (m.sparse or m.scale_grad_by_freq) for m in modules)
     return _PlainGradients() if special else nullcontext()
 
 
-def holders(model: nn.Module) -> dict[int, int]:
-    """How many modules hold each parameter, by its identity: more than one where weights are tied."""
-    return Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
+Slot = tuple[nn.Module, str]
+"""Where a module holds a tensor, and under which name."""
 
 
-def _all_names(named: Iterable[tuple[str, Tensor]]) -> dict[int, list[str]]:
-    """Every name that a tensor has in the model, by the tensor's identity: several for tied ones."""
-    names: dict[int, list[str]] = {}
-    for name, tensor in named:
-        names.setdefault(id(tensor), []).append(name)
-    return names
+def _slots(modules: Iterable[nn.Module], kind: str) -> dict[int, list[Slot]]:
+    """Every place that holds a tensor, by the tensor's identity: several where it is shared."""
+    found: dict[int, list[Slot]] = {}
+    for module in modules:
+        for name, tensor in getattr(module, kind).items():
+            if tensor is not None:
+                found.setdefault(id(tensor), []).append((module, name))
+    return found
 
 
 class Network:
@@ -143,6 +122,14 @@ class Network:
         parameters: the parameters that make up θ, in the order of the flat vector.
         forward: how to call it.
         evaluation: how it is run, as far as that is known.
+
+    Attributes:
+        shapes: of the parameters.
+        names: of the parameters, the first where there are several.
+        modules: all of the model's, itself included.
+        holders: those of them that own parameters directly.
+        attributes: plain ones of the modules, and their modes.
+        zeros: of its second graphs.
     """
 
     def __init__(
@@ -156,17 +143,33 @@ class Network:
         self.evaluation = evaluation or Evaluation()
         self.parameters = list(parameters)
         self.shapes = Shapes.of(self.parameters)
-        names = _all_names(model.named_parameters(remove_duplicate=False))
+        self.modules = list(model.modules())
+        names = {id(p): name for name, p in model.named_parameters()}
         if foreign := [tuple(p.shape) for p in self.parameters if id(p) not in names]:
             raise ValueError(f"parameters of shape {foreign} do not belong to the model")
-        self._names = [names[id(p)] for p in self.parameters]
-        self.names = [first for first, *_ in self._names]
-        self._all_names = names
+        self.names = [names[id(p)] for p in self.parameters]
+        self._forward = forward
         self._elsewhere: Mapping[nn.Parameter, Tensor] = {}  # values that stand for parameters', trained or not
-        shared = _all_names(model.named_buffers(remove_duplicate=False))
-        self._buffers = [(b, shared[id(b)]) for b in model.buffers()]
-        self._bound = _Bound(model, forward)
-        self._around = _Around(model)
+        self._places = _slots(self.modules, "_parameters")
+        self._slots = [self._places[id(p)] for p in self.parameters]
+        buffers = _slots(self.modules, "_buffers")
+        self._buffers = [(name, b, buffers[id(b)]) for name, b in model.named_buffers()]
+        self.holders = [m for m in self.modules if any(p is not None for p in m._parameters.values())]
+        self.attributes = tuple(map(plain_attributes, self.modules))
+        self.zeros = Zeros()
+        self._embeddings = [m for m in self.modules if isinstance(m, nn.Embedding)]
+        self._found: dict[Callable[[Network], Any], Any] = {}
+
+    def once(self, find: Callable[["Network"], Result]) -> Result:
+        """What a function finds in the model, found once: where the model changes, there is another network."""
+        if find not in self._found:
+            self._found[find] = find(self)
+        found: Result = self._found[find]
+        return found
+
+    def is_held_once(self, parameter: Tensor) -> bool:
+        """Whether one module holds a parameter under one name; more do where weights are tied."""
+        return len(self._places.get(id(parameter), ())) == 1
 
     @property
     def device(self) -> torch.device:
@@ -180,16 +183,17 @@ class Network:
     def at(self, values: Mapping[nn.Parameter, Tensor]) -> "Network":
         """The same network with other values for some of the model's parameters, which may be frozen ones."""
         other = copy.copy(self)
-        other._elsewhere = values
+        other._elsewhere, other._found = values, {}
         return other
 
     def leaves(self) -> list[Tensor]:
         """The parameters' values (not copied) as fresh leaves to differentiate by."""
-        return [self._elsewhere.get(p, p).detach().requires_grad_() for p in self.parameters]
+        values = [self._elsewhere.get(p, p) for p in self.parameters] if self._elsewhere else self.parameters
+        return [value.detach().requires_grad_() for value in values]
 
     def buffers(self) -> dict[str, Tensor]:
         """A copy of the module's buffers, for a pass that may change them."""
-        return {names[0]: buffer.detach().clone() for buffer, names in self._buffers}
+        return {name: buffer.detach().clone() for name, buffer, _ in self._buffers}
 
     def __call__(self, values: Sequence[Tensor], inputs: Any, buffers: dict[str, Tensor] | None = None) -> Any:
         """The model's outputs with θ = `values`. Changes of buffers go into `buffers`, a copy of the module's own; without
@@ -198,60 +202,81 @@ class Network:
         if torch.is_grad_enabled():
             return self._run(values, inputs, self.buffers() if buffers is None else buffers)
 
-        def run(values: Sequence[Tensor]) -> Any:
-            fresh = self.buffers()
-            outputs = self._run(values, inputs, fresh)
-            if buffers is not None:
-                buffers.update(fresh)
-            return outputs
+        return self.evaluation(partial(self._evaluate, inputs, buffers), values)
 
-        return self.evaluation(run, values)
-
-    def _run(self, values: Sequence[Tensor], inputs: Any, buffers: dict[str, Tensor]) -> Any:
-        replaced = self._by_name(values, buffers)
-        rules = OwnConvolutions() if self.evaluation.convolves and torch.is_grad_enabled() else nullcontext()
-        with (
-            plain_gradients(self.model),
-            rules,
-        ):  # tied weights have all their names there: torch need not look for them
-            outputs = functional_call(self._bound, replaced, (inputs,), tie_weights=False)
-        buffers.update({name: replaced[f"model.{name}"] for name in buffers})
+    def _evaluate(self, inputs: Any, buffers: dict[str, Tensor] | None, values: Sequence[Tensor]) -> Any:
+        fresh = self.buffers()
+        outputs = self._run(values, inputs, fresh)
+        if buffers is not None:
+            buffers.update(fresh)
         return outputs
 
-    def around(self, run: Callable[[], Result], values: Sequence[Tensor], before: Mapping[str, Tensor]) -> Result:
-        """Runs a backward pass, in which gradient checkpointing may run parts of the model again: they see θ and buffers as
-        in their first run, and leave the module's buffers alone.
+    def _run(self, values: Sequence[Tensor], inputs: Any, buffers: dict[str, Tensor]) -> Any:
+        convolves = self.evaluation.convolves and torch.is_grad_enabled()
+        if not self._embeddings and not convolves:
+            with self._holding(values, buffers):
+                return self._forward(self.model, inputs)
+        rules = OwnConvolutions() if convolves else nullcontext()
+        with self._holding(values, buffers), plain_gradients(self._embeddings), rules:
+            return self._forward(self.model, inputs)
+
+    @property
+    def needs_nothing_around(self) -> bool:
+        """Whether backward passes are what they are, unless buffers changed."""
+        return not self._elsewhere and not self.evaluation.convolves
+
+    @contextmanager
+    def around(self, values: Sequence[Tensor], before: Mapping[str, Tensor]) -> Iterator[None]:
+        """Around a backward pass, in which gradient checkpointing may run parts of the model again: they see θ and buffers
+        as in their first run, and leave the module's buffers alone.
 
         Args:
-            run: the backward pass.
             values: θ of the forward pass.
             before: the buffers that it changed, as they were; without any, nothing needs to be replaced.
         """
         with OwnConvolutions() if self.evaluation.convolves else nullcontext():  # what is run again is what it was
             if not before and not self._elsewhere:
-                return run()
-            copies = {name: buffer.clone() for name, buffer in before.items()}
-            result: Result = functional_call(self._around, self._by_name(values, copies), (run,), tie_weights=False)
-            return result
+                yield
+                return
+            with self._holding(values, {name: buffer.clone() for name, buffer in before.items()}):
+                yield
+
+    @contextmanager
+    def _holding(self, values: Sequence[Tensor], buffers: dict[str, Tensor]) -> Iterator[None]:
+        """Inside, the modules hold these values in place of their parameters and of these buffers; what has become of the
+        buffers is in `buffers` afterwards."""
+        others = [(self._places[id(p)], value) for p, value in self._elsewhere.items()]
+        held: list[tuple[dict[str, Any], str, Any]] = []
+        try:
+            for slots, value in (*others, *zip(self._slots, values, strict=True)):
+                for module, name in slots:
+                    held.append((module._parameters, name, module._parameters[name]))
+                    module._parameters[name] = value  # type: ignore[assignment]
+            for full, _, slots in self._buffers if buffers else ():
+                for module, name in slots if full in buffers else ():
+                    held.append((module._buffers, name, module._buffers[name]))
+                    module._buffers[name] = buffers[full]
+            yield
+            for full, _, slots in self._buffers if buffers else ():
+                if full in buffers:
+                    module, name = slots[0]
+                    buffers[full] = module._buffers[name]  # type: ignore[assignment]
+        finally:
+            for place, name, tensor in reversed(held):
+                place[name] = tensor
 
     def changed(self, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The module's own buffers, copied, of which a pass has left other values."""
         return {
-            names[0]: buffer.detach().clone()
-            for buffer, names in self._buffers
-            if not _equal(buffer.detach(), buffers[names[0]])
+            name: buffer.detach().clone()
+            for name, buffer, _ in self._buffers
+            if not _equal(buffer.detach(), buffers[name])
         }
-
-    def _by_name(self, values: Sequence[Tensor], buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What stands for the model's parameters and for these of its buffers, under all the names that they have in a
-        module around the model."""
-        found = {name: value for p, value in self._elsewhere.items() for name in self._all_names[id(p)]}
-        found |= {name: value for names, value in zip(self._names, values, strict=True) for name in names}
-        found |= {name: buffers[names[0]] for _, names in self._buffers if names[0] in buffers for name in names}
-        return {f"model.{name}": value for name, value in found.items()}
 
     def spoiled(self, buffers: Mapping[str, Tensor]) -> list[str]:
         """The names of buffers that would become not finite where they are finite now (running statistics, by overflow)."""
+        if not buffers:
+            return []
         own, names = dict(self.model.named_buffers()), []
         for name, new in buffers.items():
             old = own[name]
@@ -262,7 +287,7 @@ class Network:
 
     def refuse_reshaped(self, buffers: Mapping[str, Tensor]) -> None:
         """Refuses a pass that has changed a buffer's shape: it could not be written back in place."""
-        own = dict(self.model.named_buffers())
+        own = dict(self.model.named_buffers()) if buffers else {}
         for name, new in buffers.items():
             if new.shape != own[name].shape:
                 raise ValueError(
@@ -274,7 +299,7 @@ class Network:
     def assign_buffers_(self, buffers: Mapping[str, Tensor]) -> None:
         """Writes those buffers (as `buffers()` names them) into the module that differ from its own: into expanded and some
         sparse ones, which models do not change, torch cannot write."""
-        own = dict(self.model.named_buffers())
+        own = dict(self.model.named_buffers()) if buffers else {}
         for name, value in buffers.items():
             if not _equal(own[name], value):
                 own[name].copy_(value)

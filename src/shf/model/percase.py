@@ -17,8 +17,8 @@ from torch.nn.functional import one_hot
 from shf.data.rows import RowAxis, even_chunks
 from shf.errors import AmbiguousRowsError
 from shf.model.jacobian import Graph, Jacobian
-from shf.model.layersquares import MOST_NUMBERS, Use, formula
-from shf.model.network import holders
+from shf.model.layersquares import MOST_NUMBERS, Comparison, Use, formula, holds
+from shf.model.network import Network
 from shf.model.recording import Call
 
 CallAxes = dict[nn.Module, list[RowAxis | None]]
@@ -83,42 +83,49 @@ def _by_layers(
     only: Collection[int] | None,
 ) -> tuple[list[Tensor | None], list[Tensor | None]]:
     """The gradient, and the sums of squares of the parameters whose layer has a formula (None for the others)."""
-    model, names = jacobian.network.model, jacobian.network.names
-    wanted = sorted(range(len(names)) if only is None else only)
-    places = {names[i]: i for i in wanted}
-    owners = {m: calls for m, calls in sole_owners(model, graph).items() if len(axes.get(m, [])) == len(calls)}
+    network, count = jacobian.network, len(jacobian.network.names)
+    wanted = list(range(count)) if only is None else sorted(only)
+    layers = network.once(_layers)
+    owners = {m: calls for m, calls in sole_owners(network, graph).items() if len(axes.get(m, ())) == len(calls)}
     if only is not None:
-        members = {id(jacobian.network.parameters[i]) for i in wanted}
-        owners = {m: c for m, c in owners.items() if any(id(p) in members for p in m.parameters())}
+        owners = {m: c for m, c in owners.items() if not set(wanted).isdisjoint(layers[m].values())}
     outputs = [c.output for calls in owners.values() for c in calls if c.output is not None and c.output.requires_grad]
     beside = [] if only is None else _asked_beside(graph)
     pulled = jacobian.pull(graph, cotangents, [*(graph.theta[i] for i in wanted), *outputs, *beside])
-    gradient: list[Tensor | None] = [None] * len(names)
-    for i, g in zip(wanted, pulled[: len(wanted)], strict=True):
+    gradient: list[Tensor | None] = [None] * count
+    for i, g in zip(wanted, pulled, strict=False):
         gradient[i] = g
     by_output = {id(z): g for z, g in zip(outputs, pulled[len(wanted) :], strict=False)}
 
     squares = [
         torch.zeros_like(p) if g is None or not p.numel() else None for g, p in zip(gradient, graph.theta, strict=True)
     ]
-    claims: list[tuple[int, Tensor, Tensor]] = []
-    for prefix, module in model.named_modules():
-        if module not in owners:
-            continue
-        own = {name: places.get(f"{prefix}.{name}" if prefix else name) for name, _ in module.named_parameters()}
-        values = {name: graph.theta[i].detach() for name, i in own.items() if i is not None}
-        uses = _uses(owners[module], axes[module], by_output, rows)
+    claims: list[tuple[int, Tensor, Comparison]] = []
+    for module, own in layers.items():
+        uses = _uses(owners[module], axes[module], by_output, rows) if module in owners else None
+        values = {name: graph.theta[i].detach() for name, i in own.items() if only is None or i in only}
         if not values or uses is None:
             continue
-        for name, found in formula(module, values, uses).items():
-            place = own[name]
-            if place is not None and (g := gradient[place]) is not None and g.numel():
-                claims.append((place, found.total, found.explains(g)))
-    verdicts = torch.stack([holds for _, _, holds in claims]).tolist() if claims else []  # the device is asked once
-    for (place, total, _), holds in zip(claims, verdicts, strict=True):
-        if holds:
-            squares[place] = total
+        for name, square in formula(module, values, uses).items():
+            if (g := gradient[own[name]]) is not None and g.numel():
+                claims.append((own[name], square.total, square.compared(g)))
+    if claims:
+        eps = torch.finfo(claims[0][1].dtype).eps
+        compared = torch.stack([n for *_, numbers in claims for n in numbers]).view(-1, 3)  # the device is asked once
+        for (place, total, _), (found, expected, size) in zip(claims, compared.tolist(), strict=True):
+            if holds(found, expected, size, eps):
+                squares[place] = total
     return gradient, squares
+
+
+def _layers(network: Network) -> dict[nn.Module, dict[str, int]]:
+    """The modules without modules inside, with the numbers of their parameters by name, as far as these are trained."""
+    numbers = {id(p): i for i, p in enumerate(network.parameters)}
+    return {
+        module: {name: numbers[id(p)] for name, p in module.named_parameters() if id(p) in numbers}
+        for module in network.modules
+        if not any(module.children())
+    }
 
 
 def _asked_beside(graph: Graph) -> list[Tensor]:
@@ -128,16 +135,17 @@ def _asked_beside(graph: Graph) -> list[Tensor]:
     return [a for a in inputs if a is not None and a.requires_grad and not a.is_contiguous()]
 
 
-def sole_owners(model: nn.Module, graph: Graph) -> dict[nn.Module, list[Call]]:
+def sole_owners(network: Network, graph: Graph) -> dict[nn.Module, list[Call]]:
     """Recorded leaf modules that share no parameter with another module and whose outputs nobody overwrote."""
-    held = holders(model)
     return {
         module: calls
         for module, calls in graph.calls.of.items()
-        if not any(module.children())
-        and all(c.input is not None and c.intact for c in calls)
-        and all(held[id(p)] == 1 for p in module.parameters())
+        if module in network.once(_own_layers) and all(c.input is not None and c.intact for c in calls)
     }
+
+
+def _own_layers(network: Network) -> set[nn.Module]:
+    return {module for module in network.once(_layers) if all(map(network.is_held_once, module.parameters()))}
 
 
 def _uses(

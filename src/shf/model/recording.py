@@ -1,12 +1,13 @@
 """Which modules were called in a forward pass, with what, and what came out."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.utils.hooks import RemovableHandle
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,8 @@ class Calls:
 
     @classmethod
     @contextmanager
-    def recorded(cls, model: nn.Module, *, enabled: bool = True) -> Iterator["Calls"]:
-        """Records the calls, made inside the block, of every module that owns parameters directly."""
+    def recorded(cls, modules: Iterable[nn.Module]) -> Iterator["Calls"]:
+        """Records the calls, made inside the block, of these modules."""
         calls = cls()
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -40,12 +41,14 @@ class Calls:
             result = _lasting(output)
             calls.of.setdefault(module, []).append(Call(single, result, result._version if result is not None else -1))
 
-        with ExitStack() as stack:
-            if enabled:
-                for module in model.modules():
-                    if next(module.parameters(recurse=False), None) is not None:
-                        stack.enter_context(module.register_forward_hook(hook, with_kwargs=True))
+        handles: list[RemovableHandle] = []
+        try:
+            for module in modules:
+                handles.append(module.register_forward_hook(hook, with_kwargs=True))
             yield calls
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
 def _lasting(value: Any) -> Tensor | None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from shf.errors import NonFiniteError
 from shf.linear.cg import LinearMap
 from shf.linear.decay import Decay
-from shf.model.network import Network, holders
+from shf.model.network import Network
 
 _LARGEST = 4096
 """Rows of the largest factor: beyond it, inverting costs more than any number of CG iterations that it saves."""
@@ -50,16 +50,15 @@ class Block:
 
 def find_blocks(network: Network) -> list[Block]:
     """The layers of a kind and size that factors fit; whether they really explain a layer's gradient is seen in a pass."""
-    held = holders(network.model)
     numbers = {id(p): i for i, p in enumerate(network.parameters)}
     blocks = []
-    for module in network.model.modules():
+    for module in network.modules:
         weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
         if not _fits(module) or not isinstance(weight, Tensor) or id(weight) not in numbers or not weight.numel():
             continue
         trained = numbers.get(id(bias))
         outputs, inputs = len(weight), weight[0].numel() + (trained is not None)
-        if max(inputs, outputs) <= _LARGEST and all(held[id(p)] == 1 for p in module.parameters()):
+        if max(inputs, outputs) <= _LARGEST and all(map(network.is_held_once, module.parameters())):
             blocks.append(Block(module, numbers[id(weight)], trained, inputs, outputs))
     return blocks
 

@@ -116,7 +116,7 @@ class Renewal:
         due, known = memory.number(_DUE), memory.number(_DAMPING)
         iteration = memory.number("iteration", 0)
         self.due = self._factors is None or due is None or known is None or iteration >= due
-        self.blocks = find_blocks(self._network) if self.due else []
+        self.blocks = self._network.once(find_blocks) if self.due else []
         self._explained = [True] * len(self.blocks)
         self._pass: GradientPass | None = None
 
@@ -147,7 +147,7 @@ class Renewal:
         if known is None or len(known[0]) != len(tensors) or not all(map(is_, known[0], tensors)):
             known = self._memory.cache[_DECAYED] = (tensors, invert_undamped(self._factors, space.decay))
         theta = self._network.theta()
-        pull = space.decay.add_product_(torch.zeros_like(theta), space.decay.shapes.split(theta))
+        pull = space.decay.add_product_(torch.zeros_like(theta), theta, 0.0)
         return space.own(known[1].solver(self._network)(pull)).neg()
 
     def _renew(self, space: Space) -> None:
@@ -224,7 +224,7 @@ class Renewal:
 
 def _read(network: Network, entries: Sequence[dict[str, Tensor]]) -> Factors | None:
     """The running averages; None before the first renewal, or where a parameter has joined since."""
-    blocks = [b for b in find_blocks(network) if _shape(entries[b.weight]) == (b.inputs, b.outputs)]
+    blocks = [b for b in network.once(find_blocks) if _shape(entries[b.weight]) == (b.inputs, b.outputs)]
     covered = {i for b in blocks for i in b.members}
     others = [i for i in range(len(entries)) if i not in covered]
     if any(_DIAGONAL not in entries[i] for i in others):

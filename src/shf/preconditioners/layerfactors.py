@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from shf.model.jacobian import Graph, Jacobian
-from shf.model.layersquares import probe, projects_to
+from shf.model.layersquares import agree, probe, projects_to
 from shf.model.percase import CallAxes, layer_squares, sole_owners
 from shf.preconditioners.factors import Block
 from shf.preconditioners.patches import project_patches, sum_patches
@@ -79,7 +79,7 @@ def sampled_diagonal(
 
 def _single_calls(jacobian: Jacobian, graph: Graph, blocks: Sequence[Block]) -> dict[int, tuple[Tensor, Tensor]]:
     """For each layer that was called once, on a dense tensor, the input and output of that call."""
-    calls = sole_owners(jacobian.network.model, graph)
+    calls = sole_owners(jacobian.network, graph)
     known = {}
     for i, block in enumerate(blocks):
         uses = calls.get(block.module, [])
@@ -107,7 +107,7 @@ def _explains(block: Block, a: Tensor, g: Tensor | None, gradient: Tensor) -> bo
         terms = project_patches(block.module, a.detach(), right) * (left @ g.flatten(2))
     else:
         terms = (a.detach() @ right) * (g @ left)
-    return bool(projects_to(terms, lambda G: left @ (G @ right))(matrix))
+    return agree(projects_to(terms, lambda G: left @ (G @ right))(matrix))
 
 
 def _sums(block: Block, a: Tensor, g: Tensor | None, like: Tensor) -> Sums:

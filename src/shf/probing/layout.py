@@ -69,12 +69,7 @@ def signature(network: Network, batch: Batch) -> object | None:
 
 
 def _kind(network: Network) -> object:
-    return tuple(map(_switches, network.model.modules())), tuple(network.names)
-
-
-def _switches(module: nn.Module) -> tuple[object, ...]:
-    """A module's own plain attributes, its mode and the probability of its dropout among them: at 0 it draws nothing."""
-    return tuple(value for value in vars(module).values() if isinstance(value, float | int | str | None))
+    return network.attributes, tuple(network.names)
 
 
 def few_rows(batch: Batch, layout: Layout) -> Batch:
@@ -240,7 +235,7 @@ def _recorded(network: Network, batch: Batch, draws: Draws, rows: Tensor | None 
     """Outputs, and the calls of modules; once more where the model had to begin anew, with calls of both attempts."""
     while True:
         level = network.evaluation.level
-        with Calls.recorded(network.model) as calls, draws.over(rows):
+        with Calls.recorded(network.holders) as calls, draws.over(rows):
             outputs = _run(network, batch.inputs)
         if network.evaluation.level == level:
             return outputs, calls

@@ -79,9 +79,10 @@ class BatchProblem:
         self._curvature_rows = curvature_rows
         self._structural = structural_damping
         self._noise = noise and share.total > 1  # a single row says nothing of it
-        # J and L of the gradient pass, where products are over the same rows; then what products need
+        # J and L of the gradient pass, where products are over the same rows; what products need
         self._shared: GradientPass | None = None
         self._curved: Callable[..., GaussNewton] | None = None
+        self._own_curvature_rows = self._share.within(curvature_rows)  # those of X^c that are here; None for all
 
     def linearise(self, preparation: Preparation) -> Parts:
         """L, ∇L, and what a preconditioner takes from the same pass, over the rows that are here."""
@@ -102,12 +103,13 @@ class BatchProblem:
         if spoiled := self.network.spoiled(J.buffers):
             self._refuse(f"the batch would make {', '.join(spoiled)} not finite")
         if rows is None:
-            self._shared = pass_
+            self._shared, self._curved = pass_, partial(GaussNewton, J, L.hessian())
         if weight != 1:
             value, gradient = weight * value, gradient.mul_(weight)
             diagonal = None if diagonal is None else diagonal.mul_(weight)
-        cotangents = [weight * u for u in L.gradient]
-        noise = half_difference(J, cotangents, gradient, self._share) if self._noise else None
+        noise = None
+        if self._noise:
+            noise = half_difference(J, [weight * u for u in L.gradient], gradient, self._share)
         return Parts(value, gradient, diagonal, J.buffers, noise)
 
     def curvature(self, damping: float = 0.0, out: Tensor | None = None) -> GaussNewton | None:
@@ -124,12 +126,9 @@ class BatchProblem:
         everywhere = self._share.total if self._curvature_rows is None else len(self._curvature_rows)
         scale = (self._represents if self.loss.reduction is Reduction.SUM else here) / everywhere
         if self._curved is None:
-            J, L = (
-                (self._shared.jacobian, self._shared.expansion)
-                if self._shared is not None
-                else self._passes.expand_some(self.loss, rows)
-            )
-            self._shared, self._curved = None, partial(GaussNewton, J, L.hessian())  # what else there is of L goes
+            J, L = self._passes.expand_some(self.loss, rows)
+            self._curved = partial(GaussNewton, J, L.hessian())
+        self._shared = None  # what else there is of L goes
         return self._curved(scale=scale, steadiness=damping * self._structural / everywhere, out=out)
 
     @property
@@ -160,11 +159,6 @@ class BatchProblem:
     def weight(self) -> float:
         """Of this process's part in sums over all processes."""
         return self._share.rows / self._share.total if self.loss.reduction is Reduction.MEAN else 1.0
-
-    @property
-    def _own_curvature_rows(self) -> Tensor | None:
-        """Those of X^c that are here, numbered within these rows; None for all that are here."""
-        return self._share.within(self._curvature_rows)
 
     def value(self, values: Sequence[Tensor]) -> float:
         """L at other values of the parameters, weighted; a non-finite number is returned as it is: a failed trial, not an

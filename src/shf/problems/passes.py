@@ -90,9 +90,9 @@ class Passes:
 
     def outputs(self, values: Sequence[Tensor]) -> Any:
         """F at other values of the parameters, on all rows that are here."""
-        chunks: Sequence[Tensor | None] = (
-            [None] if self._microbatch is None else even_chunks(self._batch.rows, self._microbatch)
-        )
+        if self._microbatch is None:
+            return self._outputs(values, None)
+        chunks = even_chunks(self._batch.rows, self._microbatch)
         return join_outputs([self._outputs(values, rows) for rows in chunks], self._layout.outputs)
 
     def signs(self, output: Tensor, number: int, draw: int) -> Tensor:

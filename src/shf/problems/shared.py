@@ -2,6 +2,7 @@
 are several processes, but for vectors that they may hold in parts."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -30,6 +31,8 @@ class SharedProblem:
 
     Attributes:
         buffers: the module's buffers as the gradient pass left them; none before it.
+        dot: the inner product of two vectors, from everyone's part of them.
+        own: this process's part of a whole vector.
     """
 
     def __init__(
@@ -45,23 +48,24 @@ class SharedProblem:
         self.part = part
         self._network = part.network
         self._decay = decay or Decay.none(part.network.shapes)
+        self._own = Space(0.0, self._decay, collective).own_decay
         self._collective = collective
         self._agree = agree
         self._seed = seed
         self._scratch: Tensor | None = None  # for products, P⁻¹r and trial points, of which one is needed at a time
-        self._theta: Tensor | None = None  # this process's part of it, where vectors are split
+        self.dot, self.own = collective.dot, collective.own
+        self._theta: Sequence[Tensor] = ()
+        self._point: Sequence[Tensor] = ()  # the scratch vector's pieces, and θ's that belong to them
 
     def linearise(self, preparation: Preparation) -> Expansion:
         """f, ∇f and, for any λ, P⁻¹."""
-        parts, collective = self._sum(preparation), self._collective
+        collective = self._collective
+        parts = self._sum(preparation) if collective.several else self.part.linearise(preparation)
         self.buffers = parts.buffers
         if not collective.several:
             self._scratch = torch.empty_like(parts.gradient)
-        theta = [p.detach() for p in self._network.parameters]
-        own = Space(0.0, self._decay, collective).own_decay
-        pieces = own.shapes.split(collective.own(self._network.theta())) if collective.split else theta
-        diagonal = parts.diagonal
-        gradient, noise = own.add_product_(parts.gradient, pieces), None
+        theta, diagonal = self._theta_here(), parts.diagonal
+        gradient, noise = self._own.add_gradient_(parts.gradient, theta), None
         if parts.noise is not None:
             size = collective.dot(gradient, gradient)
             noise = collective.dot(parts.noise, parts.noise) / size if size > 0 else None
@@ -73,7 +77,8 @@ class SharedProblem:
             return preparation.decay_step(Space(0.0, self._decay, collective)) if any(self._decay.weights) else None
 
         terms = dict(zip(self.part.names, parts.terms, strict=True)) or None
-        return Expansion(parts.value + self._decay.penalty(theta), gradient, precondition, noise, terms, decay_step)
+        penalty = self._decay.penalty(self._network.parameters)
+        return Expansion(parts.value + penalty, gradient, precondition, noise, terms, decay_step)
 
     def system(self, damping: float) -> LinearSystem:
         """v ↦ (B + λI + λμS + W)v. The result is overwritten by the next product, trial point or P⁻¹r."""
@@ -81,30 +86,31 @@ class SharedProblem:
 
     def point(self, delta: Tensor, rate: float) -> Tensor:
         """θ + rate·δ, in a vector that the next point, the next product or P⁻¹r may overwrite."""
+        shapes = self._own.shapes
         if self._scratch is None:
             self._scratch = torch.empty_like(delta)
-        if self._collective.split:
-            self._theta = self._collective.own(self._network.theta()) if self._theta is None else self._theta
-            return torch.add(self._theta, delta, alpha=rate, out=self._scratch)
-        split = self._network.shapes.split
-        for p, d, piece in zip(self._network.parameters, split(delta), split(self._scratch), strict=True):
-            torch.add(p.detach(), d, alpha=rate, out=piece)
+        if not self._point:
+            self._theta, self._point = self._theta_here(), shapes.split(self._scratch)
+        for p, d, piece in zip(self._theta, shapes.split(delta), self._point, strict=True):
+            torch.add(p, d, alpha=rate, out=piece)
         return self._scratch
 
     def value(self, theta: Tensor) -> float:
         """f(θ); a non-finite number is returned as it is: a failed trial, not an error."""
-        shapes = self._network.shapes
-        values = shapes.split(self._collective.whole(theta, shapes.total))
-        (total,) = self._collective.add(lambda: [self.part.value(values)], 1)
+        shapes, collective = self._network.shapes, self._collective
+        known = theta is self._scratch and not collective.split
+        values = self._point if known else shapes.split(collective.whole(theta, shapes.total))
+        if collective.several:
+            (total,) = collective.add(lambda: [self.part.value(values)], 1)
+        else:
+            total = self.part.value(values)
         return total + self._decay.penalty(values)
 
-    def dot(self, a: Tensor, b: Tensor, /) -> float:
-        """The inner product of two vectors, from everyone's part of them."""
-        return self._collective.dot(a, b)
-
-    def own(self, vector: Tensor) -> Tensor:
-        """This process's part of a whole vector."""
-        return self._collective.own(vector)
+    def _theta_here(self) -> Sequence[Tensor]:
+        """θ in pieces; this process's part of it, where vectors are split."""
+        if self._collective.split:
+            return self._own.shapes.split(self._collective.own(self._network.theta()))
+        return [p.detach() for p in self._network.parameters]
 
     def mean_eigenvalue(self) -> tuple[float, int]:
         """tr(B)/n, and how many products it took."""

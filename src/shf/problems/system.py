@@ -32,24 +32,31 @@ def make_system(
     made: list[Products | None] = []
 
     def own() -> Products | None:
-        poll()
         if not made:
             made.append(part.curvature(damping, scratch))
         return made[0]
 
-    def own_product(vector: Tensor) -> Tensor:
-        B = own()
-        return torch.zeros_like(vector) if B is None else B(vector)
+    def summed(vector: Tensor) -> Tensor:
+        def here() -> Tensor:
+            B = own()
+            return torch.zeros_like(whole) if B is None else B(whole)
+
+        whole = collective.whole(vector, size)
+        return collective.sum(here, whole)
 
     def product(vector: Tensor) -> Tensor:
-        whole = collective.whole(vector, size)
-        Bv = collective.sum(lambda: own_product(whole), whole)
-        return decay.add_product_(Bv, decay.shapes.split(vector), damping)
+        poll()
+        alone = None if collective.several else own()
+        return decay.add_product_(summed(vector) if alone is None else alone(vector), vector, damping)
 
     def quadratic(vector: Tensor) -> float:
-        whole = collective.whole(vector, size)
-        along = collective.add(lambda: [0.0 if (B := own()) is None else B.quadratic(whole)], 1)[0]
-        decayed = 2 * whole_decay.penalty(part.network.shapes.split(whole))
+        poll()
+        whole, alone = collective.whole(vector, size), None if collective.several else own()
+        if alone is not None:
+            along = alone.quadratic(whole)
+        else:
+            along = collective.add(lambda: [0.0 if (B := own()) is None else B.quadratic(whole)], 1)[0]
+        decayed = 2 * whole_decay.penalty(part.network.shapes.split(whole)) if whole_decay.any else 0.0
         return along + decayed + damping * torch.dot(whole, whole).item()
 
     def structural(vector: Tensor) -> float:
@@ -58,6 +65,8 @@ def make_system(
         whole = collective.whole(vector, size)
         return collective.add(lambda: [0.0 if (B := own()) is None else B.structural(whole)], 1)[0]
 
+    if not collective.several and not part.can_be_written_out:
+        own()  # nothing but products is wanted of it
     return LinearSystem(
         product,
         damping,

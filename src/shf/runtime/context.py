@@ -41,7 +41,7 @@ def twice_differentiable_kernels(device: torch.device, *, recurrent: bool = True
         with (
             sdpa_kernel(SDPBackend.MATH),
             torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext(),
-            torch.autocast(device.type, enabled=False),
+            torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext(),
         ):
             yield
     finally:

@@ -1,0 +1,38 @@
+"""The zeros of the second graph, which is made at a zero cotangent: a shape says as much as they do."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+FEW = 2**18
+"""Zeros that may be kept, where looking for them in every graph and handing them out in every product costs more."""
+
+
+class Zeros:
+    """How many zeros the second graph of a network has, as far as that is known."""
+
+    def __init__(self) -> None:
+        self._size, self._count = -1, 0  # of inputs that were seen, and zeros in their graph
+
+    @contextmanager
+    def left_out(self, size: int) -> Iterator[None]:
+        """Around the making of a graph from inputs with so many entries: tensors that are zero everywhere are kept as shapes
+        alone, unless a graph of inputs that were no smaller is known to have few."""
+        if size <= self._size and self._count <= FEW:
+            yield
+            return
+        self._size, self._count = -1, 0
+        with saved_tensors_hooks(self._pack, lambda saved: saved):
+            yield
+        self._size = size
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        if tensor.is_floating_point() and tensor.layout == torch.strided and tensor.numel():
+            least, most = torch.stack(torch.aminmax(tensor.detach())).tolist()  # the device is asked once
+            if least == most == 0:
+                self._count += tensor.numel()
+                return tensor.new_zeros(()).expand(tensor.shape)
+        return tensor.detach()
