@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 
 import pytest
 import torch
@@ -478,3 +479,33 @@ def test_outputs_that_no_parameter_influences():
             return self.layer(inputs).detach()
 
     assert_refused(shf.SHF(Detached(), CE), (x, t), ValueError, "do not depend on any of the parameters")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "given", "advice"),
+    [(torch.float64, torch.float32, "inputs.double()"), (torch.float32, torch.float64, "inputs.float()")],
+)
+def test_inputs_of_another_precision_are_refused_in_words(parameters, given, advice):
+    optimizer = shf.SHF(mlp(dtype=parameters), nn.MSELoss(), seed=1)
+    inputs, targets = valued(dtype=given)
+    before = snapshot(optimizer)
+    with pytest.raises(ValueError, match=rf"parameters are {parameters}, inputs are {given}: .*{re.escape(advice)}"):
+        optimizer.step(inputs, targets)
+    assert identical(snapshot(optimizer), before)
+
+
+def test_in_double_precision_the_loss_is_summed_in_it_whatever_the_targets_are():
+    """f to 1e-13 with targets in single precision, whose mean in single precision is off by 1e-8."""
+    model = mlp()
+    inputs, targets = valued(40)
+    targets = targets.float()
+    info = shf.SHF(model, nn.MSELoss(), seed=1).step(inputs, targets)
+    with torch.no_grad():
+        after = (model(inputs) - targets.double()).square().mean().item()
+    assert info.loss_after == pytest.approx(after, rel=1e-13)
+
+
+def test_outputs_of_less_precision_than_the_parameters_get_a_warning():
+    model = mlp()
+    with pytest.warns(shf.SHFWarning, match=r"torch\.float64, its outputs torch\.float32: the loss is summed in that"):
+        shf.SHF(model, nn.MSELoss(), forward=lambda m, x: m(x).float(), seed=1).step(*valued())

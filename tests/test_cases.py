@@ -159,6 +159,42 @@ def test_products(reference, rows, microbatch):
     assert torch.linalg.eigvalsh(dense).min() >= -1e-9 * dense.abs().max()
 
 
+SOLVERS = {"cg": shf.solvers.CG(iterations=1500), "dense": shf.solvers.Dense(), "rows": shf.solvers.Rows()}
+WITHOUT_ROOTS = {"Huber"}
+"""Cases whose loss has a slope where it has no curvature."""
+
+
+def test_solvers_agree_with_the_dense_solution(reference):
+    """With the dense solve of the same system, B column by column: to 1e-10, and what B's own rounding, which its asymmetry
+    shows, leaves where λ is small. Below 1e-6 of the largest eigenvalue rounding decides the solution: there by residual and
+    the model's value, CG left out."""
+    objective = reference.objective()
+    downhill = -objective.problem.linearise(shf.preconditioners.Identity()).gradient
+    product = objective.curvature().product
+    B = torch.stack([product(e).clone() for e in torch.eye(len(downhill))], 1)
+    rounding = (torch.linalg.matrix_norm(B - B.T) / torch.linalg.matrix_norm(B)).item()
+    largest = torch.linalg.eigvalsh(B)[-1].item()
+    names = [name for name in SOLVERS if name == "cg" or reference.case.name not in WITHOUT_ROOTS]
+    for relative in (1.0, 1e-3, 1e-6, 1e-12):
+        A = 0.5 * (B + B.T) + relative * largest * torch.eye(len(B))
+        root = torch.linalg.cholesky(A)
+        expected = torch.cholesky_solve(downhill[:, None], root)
+        expected = (expected + torch.cholesky_solve(downhill[:, None] - A @ expected, root))[:, 0]  # refined
+        for name in names if relative >= 1e-6 else names[1:]:
+            run = shf.solvers.Run(lambda *_: None, keep=lambda number: False)
+            found = SOLVERS[name].solve(objective.curvature(relative * largest), downhill.clone(), run).last
+            if relative >= 1e-6:
+                assert error(found, expected) < 1e-10 + 2 * rounding / relative, (name, relative)
+            else:
+                model = [(0.5 * x @ A @ x - downhill @ x).item() for x in (found, expected)]
+                assert error(A @ found, downhill) < 1e-6, name
+                assert model[0] == pytest.approx(model[1], rel=1e-6), name
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    return (torch.linalg.vector_norm(found - expected) / torch.linalg.vector_norm(expected)).item()
+
+
 @pytest.mark.parametrize("microbatch", [None, 4], ids=["whole", "microbatch"])
 def test_gradient_and_empirical_fisher(reference, microbatch):
     if microbatch and not reference.case.separable:

@@ -14,7 +14,7 @@ from shf.model.fingerprint import Fingerprint
 from shf.model.network import Forward, Network, call_for_tensor, call_model, unwrap
 from shf.probing.derivatives import refuse_single_derivatives_on
 from shf.probing.layout import NO_ROWS, Layout, LayoutMemory, few_rows
-from shf.probing.losses import refuse_contradictions
+from shf.probing.losses import explained_dtypes, refuse_contradictions
 from shf.probing.unsupported import refuse_unsupported
 
 Groups = Sequence[Mapping[str, Any]]
@@ -92,4 +92,5 @@ class Piece(NamedTuple):
         """Made of inputs and targets; before anything is computed, an error for what can be found wrong."""
         batch = subject.batch(*pair, may_be_empty=may_be_empty)
         network = subject.network(groups, ranks)
-        return cls(subject.loss, network, batch, subject.layout(network, batch, groups[0]["shf"]["seed"]))
+        with explained_dtypes(network, batch):
+            return cls(subject.loss, network, batch, subject.layout(network, batch, groups[0]["shf"]["seed"]))

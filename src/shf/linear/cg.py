@@ -165,8 +165,9 @@ def conjugate_gradient(
     y = precondition(r)
     ry = dot(r, y)
     p = y.clone()
+    zero = torch.finfo(rhs.dtype).tiny / torch.finfo(rhs.dtype).eps  # where scalars lose their digits x would run away
     for number in range(1, iterations + 1):
-        if ry == 0:
+        if abs(ry) <= zero:
             return finish(number - 1, CGStop.ZERO_RESIDUAL)
         last = number == iterations  # r, y and p are for an iteration that follows
         if last and quadratic is not None:

@@ -24,7 +24,7 @@ class Exact(LinearSolver):
     """Solves by a factorisation, where `inverse` says which."""
 
     def solve(self, system: LinearSystem, downhill: Tensor, run: Run, start: Tensor | None = None) -> Path:
-        roots = system.written_out(MOST_NUMBERS)
+        roots = system.written_out(MOST_NUMBERS, self.side(*system.size))
         residual, penalty = roots.residual, roots.penalty
         if start is not None:
             residual = residual + roots.rows @ start
@@ -37,6 +37,10 @@ class Exact(LinearSolver):
         run.visit(1, delta, value.item())
         return Path([], [1], [value.item()], delta, 1, 0, CGStop.ZERO_RESIDUAL)
 
+    def side(self, rows: int, parameters: int) -> int:
+        """Of the matrix that is factorised."""
+        return min(rows, parameters)
+
     def inverse(self, roots: Roots, residual: Tensor, penalty: Tensor | None, damping: float) -> Tensor:
         """(B + λI)⁻¹(R'r + p)."""
         raise TypeError(f"{type(self).__name__} does not say how it factorises: define inverse")
@@ -45,6 +49,9 @@ class Exact(LinearSolver):
 @dataclass(frozen=True, kw_only=True)
 class Dense(Exact):
     """By parameters: Cholesky of R'R + W + λI, of size parameters²."""
+
+    def side(self, rows: int, parameters: int) -> int:
+        return parameters
 
     def inverse(self, roots: Roots, residual: Tensor, penalty: Tensor | None, damping: float) -> Tensor:
         matrix = gram(roots.rows.t())
@@ -63,6 +70,9 @@ class Rows(Exact):
     Of R'r no difference of large numbers is taken, so that λ → 0 is sound; p = Wθ is zero where w is. Where w is the same
     for all parameters λ(K) = λI + RR' is factorised instead, which λ → 0 leaves as it is.
     """
+
+    def side(self, rows: int, parameters: int) -> int:
+        return rows
 
     def inverse(self, roots: Roots, residual: Tensor, penalty: Tensor | None, damping: float) -> Tensor:
         R = roots.rows

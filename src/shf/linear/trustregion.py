@@ -62,7 +62,7 @@ class TrustRegion(LinearSolver):
         return (RADIUS,)
 
     def solve(self, system: LinearSystem, downhill: Tensor, run: Run, start: Tensor | None = None) -> Path:
-        roots = system.written_out(MOST_NUMBERS)
+        roots = system.written_out(MOST_NUMBERS, min(system.size) if system.even else system.size[1])
         units = _units(roots)
         if units is not None:
             roots, evaluate = roots.in_units(units), run.f

@@ -1,7 +1,8 @@
 """What a loss does with the rows of a batch, found by calling it on one of them and on that one twice."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from shf.data.batches import Batch
 from shf.data.draws import Draws
 from shf.data.rows import take_outputs
-from shf.data.tree import map_leaves
+from shf.data.tree import leaves, map_leaves
 from shf.losses import Loss, Reduction
 from shf.model.network import REFUSALS, Network
 from shf.probing.layout import Layout, few_rows
@@ -45,6 +46,7 @@ def refuse_contradictions(loss: Loss, network: Network, batch: Batch, layout: La
         outputs = map_leaves(Tensor.detach, network(values, few.inputs))
     _refuse_other_ways(loss, network, values, outputs, few.targets)
     _warn_of_own_parameters(loss, network)
+    _warn_of_lost_precision(network, outputs)
     once, again = (_value(loss, outputs, few.targets) for _ in range(2))
     if once is not None and again is not None and once != again and not math.isnan(once) and not math.isnan(again):
         raise RuntimeError(
@@ -62,6 +64,32 @@ def refuse_contradictions(loss: Loss, network: Network, batch: Batch, layout: La
     if not layout.separable or any(axis is None for axis in layout.outputs):
         return True
     return _refuse_other_scaling(loss, outputs, layout, batch) or once is None or _says_something(once)
+
+
+@contextmanager
+def explained_dtypes(network: Network, batch: Batch) -> Iterator[None]:
+    """An error of a model that was given inputs of another precision than its parameters' says that."""
+    try:
+        yield
+    except (RuntimeError, TypeError) as error:
+        own = network.parameters[0].dtype
+        given = {x.dtype for x in leaves(batch.inputs) if x.is_floating_point()} - {own}
+        if not given or "type" not in str(error):
+            raise
+        right = "inputs.double()" if own is torch.float64 else "inputs.float()"
+        raise ValueError(
+            f"the model's parameters are {own}, inputs are {', '.join(sorted(map(str, given)))}: expected the same; give "
+            f"{right} ({error})"
+        ) from error
+
+
+def _warn_of_lost_precision(network: Network, outputs: Any) -> None:
+    """Of outputs in single precision of a model in double: f is then summed in single precision."""
+    if network.parameters[0].dtype is torch.float64 and any(z.dtype is torch.float32 for z in leaves(outputs)):
+        warn(
+            "the model's parameters are torch.float64, its outputs torch.float32: the loss is summed in that, and steps end "
+            "at its rounding; leave outputs in torch.float64"
+        )
 
 
 def _refuse_other_scaling(loss: Loss, outputs: Any, layout: Layout, batch: Batch) -> bool:

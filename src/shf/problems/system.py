@@ -76,6 +76,7 @@ def make_system(
         share=part.curvature_share,
         roots=None if collective.several or not part.can_be_written_out else partial(_roots, part, whole_decay),
         size=part.size,
+        even=len(set(whole_decay.weights)) <= 1,
     )
 
 
