@@ -266,8 +266,8 @@ A_FILE = (
 )  # fmt: skip
 
 SUPPLY = (
-    Mutation("packages are installed by hash", "Makefile", "install --require-hashes --no-deps -r",
-             "install --no-deps -r", "test_supply.py::test_the_make_target_asks_for_hashes"),
+    Mutation("packages are installed by hash", "Makefile", "install --require-hashes --no-deps -r requirements.lock",
+             "install --no-deps -r requirements.lock", "test_supply.py::test_the_make_target_asks_for_hashes"),
     Mutation("every locked package has a hash", "tools/supply.py", 'if "--hash=sha256:" not in entry:', "if False:",
              "test_supply.py::test_every_package_is_pinned_and_hashed"),
     Mutation("other versions than locked are found", "tools/supply.py", "if installed != version:", "if False:",

@@ -356,7 +356,10 @@ class Words(nn.Module):
 
 
 def test_outputs_without_tensors():
-    assert_refused(shf.SHF(Words(), CE), (x, t), ValueError, "output holds no floating-point tensor")
+    assert_refused(shf.SHF(Words(), CE), (x, t), TypeError, "returns a list .*, of which 0 are floating-point")
+    assert_refused(
+        shf.SHF(Words(), lambda z, t: t.double().mean()), (x, t), ValueError, "output holds no floating-point tensor"
+    )
 
 
 class ReturnsLoss(nn.Linear):
