@@ -93,7 +93,9 @@ def soap(parameters: Any, lr: float) -> Any:
 
 
 def lbfgs(parameters: Any, lr: float) -> Any:
-    return torch.optim.LBFGS(parameters, lr=lr, history_size=100, line_search_fn="strong_wolfe")
+    """Without the tolerances that would end it early."""
+    how = {"history_size": 100, "line_search_fn": "strong_wolfe"}
+    return torch.optim.LBFGS(parameters, lr=lr, tolerance_grad=0.0, tolerance_change=0.0, **how)
 
 
 def bfgs(problem: Problem, model: nn.Module, _: float) -> Step:
@@ -233,7 +235,7 @@ def against_rerun() -> str:
 
 def charts(published: Mapping[str, Any]) -> Iterator[Chart]:
     for name in DRAWN:
-        series = []
+        series: list[Series] = []
         for colour, (method, records) in enumerate(sorted(runs(name).items(), key=lambda item: item[0] != "residual")):
             for k, r in enumerate(records):
                 x, y = scale() * r.column("processor_seconds")[1:], r.column("l2_error")[1:]
