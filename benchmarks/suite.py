@@ -1,7 +1,7 @@
 """`shf.presets.fast`, with nothing set, against optimizers at their packages' defaults and tuned ones, in equal time.
 
     python benchmarks/suite.py --seconds 60 --seed 0 1 2     the runs that are not yet in results/suite
-    python benchmarks/suite.py page                          their tables and figure, in docs/fast.md
+    python benchmarks/suite.py page                          their table, in docs/fast.md
 
 `--problems` chooses some, by the beginnings of their names or as `development` or `test` (the default); `--only` chooses
 methods by name. The problems are in benchmarks/problems.py. Seconds are those of the processor, of one thread and of updates
@@ -36,11 +36,12 @@ from shf.data.batches import count_rows, select_rows  # noqa: E402
 from shf.lab.baselines.objective import TrainingObjective  # noqa: E402
 from shf.lab.baselines.registry import find  # noqa: E402
 from shf.lab.clock import CLOCKS  # noqa: E402
-from shf.lab.contest import Method, Row, Step, Task, contest, in_epochs, parser  # noqa: E402
+from shf.lab.contest import Method, Row, Step, Task, contest, in_epochs, parser, read_contest  # noqa: E402
+from shf.lab.pages import fill, spread, table  # noqa: E402
+from shf.lab.records import RunRecord  # noqa: E402
 from shf.model.network import call_model  # noqa: E402
 
 RECORDS, PAGE = ROOT / "results" / "suite", ROOT / "docs" / "fast.md"
-FIGURE = ROOT / "docs" / "figures" / "fast-suite.svg"
 MEASURED = 2000
 """Cases of either set that are measured, evenly spread."""
 ROWS, FAST_ROWS = 200, 500
@@ -202,7 +203,49 @@ def methods(problem: Problem, seconds: float) -> list[Method]:
     return found
 
 
+MEASURES = {"held_out_loss": "held-out", "train_loss": "training"}
+
+
+def page() -> None:
+    """The test set's table: where methods end, and when `fast` has what the best of the others ends with."""
+    found = {name: read_contest(RECORDS / name) for name in TEST if (RECORDS / name).exists()}
+    others = [name for name in DEFAULTS if any(name in runs for runs in found.values())]
+    heads = ["problem", *("fast", *others), *(f"`fast` has their best, {words}, after" for words in MEASURES.values())]
+    rows, ahead = [], dict.fromkeys(MEASURES, 0)
+    for name, runs in found.items():
+        best = {m: min(least_end(runs[o], m) for o in others if o in runs) for m in MEASURES}
+        when = {m: spread_of([r.reached(m, best[m], CLOCK) for r in runs["fast"].values()]) for m in MEASURES}
+        for m in MEASURES:
+            ahead[m] += least_end(runs["fast"], m) <= best[m]
+        rows.append([TEST[name][0], *(ends(runs.get(o, {})) for o in ("fast", *others)), *when.values()])
+    words = ", ".join(f"{ahead[m]} of {len(rows)} by {MEASURES[m]} loss" for m in MEASURES)
+    fill(PAGE, {"suite": f"{table(heads, rows)}\n\n`fast` ends at or below the best of the others on {words}."})
+
+
+CLOCK = "processor_seconds"
+
+
+def least_end(runs: Mapping[int, RunRecord], measure: str) -> float:
+    """The end of a method's best seed; infinite where it is not a number."""
+    return min((end for r in runs.values() if math.isfinite(end := float(r.column(measure)[-1]))), default=math.inf)
+
+
+def ends(runs: Mapping[int, RunRecord]) -> str:
+    """Held-out and training loss at the end, means over seeds."""
+    if not runs:
+        return ""
+    means = [sum(float(r.column(m)[-1]) for r in runs.values()) / len(runs) for m in MEASURES]
+    return " / ".join(f"{mean:.3g}" if math.isfinite(mean) else "diverged" for mean in means)
+
+
+def spread_of(seconds: list[float]) -> str:
+    return spread(seconds, ".2g") + " s" if all(map(math.isfinite, seconds)) else "never"
+
+
 def main() -> None:
+    if sys.argv[1:] == ["page"]:
+        page()
+        return
     options = parser(__doc__, seconds=60)
     options.set_defaults(out=RECORDS, points=15)
     options.add_argument("--problems", nargs="+", default=["test"], help="beginnings of names, development, test")
