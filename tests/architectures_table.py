@@ -16,6 +16,9 @@ refused, are tested line by line too (`tests/limits.py`). This page is written f
 
 - **Preconditioner**: how the squares of per-case gradients are found. *Layers*: from the inputs and output gradients of the layers, in the
   gradient's own backward pass. *Exact fallback*: for some of the parameters by batched backward passes over cases, which costs more.
+- By default the preconditioner makes no use of the exact fallback where rows influence each other (batch statistics) or differ in size:
+  it squares each row's share of the gradient, in part estimated with random signs, at the cost of a gradient at most. The fallback is
+  `preconditioner_squares="exact"`; it warns if a step takes more than ten times what it takes without preconditioner.
 - Where rows may differ in size (packed sequences, trees and other data that is not rows of tensors), a layer may see parts of rows:
   all parameters then take the exact fallback.
 - Where outputs are padded to the longest row of the batch, the passes of the exact fallback run over the whole batch, as with batch

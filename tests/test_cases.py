@@ -19,7 +19,7 @@ from shf.data.draws import Draws, mix, preserved_global_state
 from shf.data.tree import leaves, map_leaves
 from shf.losses import Loss, Reduction
 from shf.model.network import Network
-from shf.preconditioners import Jacobi
+from shf.preconditioners import EmpiricalFisher, Jacobi
 from shf.probing.layout import find_layout
 from shf.runtime.context import twice_differentiable_kernels
 
@@ -47,6 +47,7 @@ class Reference:
             self.layout = find_layout(self.network, self.batch, 3)
 
     def objective(self, rows: Tensor | None = None, **settings) -> Objective:
+        settings = {"preconditioner": EmpiricalFisher(squares="exact")} | settings
         return Objective(
             self.network,
             self.loss,

@@ -118,6 +118,9 @@ CASES = {
     "preconditioner": Case(
         ("empirical-fisher", None), ("empirical-fisher", None), vanishes={"preconditioner_exponent": 0.0}
     ),
+    "preconditioner_squares": Case(
+        ("exact", "sampled"), ("exact", "auto"), where={"model": normalised, "dropout": 0.0}
+    ),
     "preconditioner_exponent": Case((0.75, 0.5), (0.75, 0.5), vanishes={"preconditioner": None}),
     "factor_average": Case(
         (0.95, 0.0), (0.95, 0.0), where={"preconditioner": "kronecker", "factor_every": 1}, vanishes=ONE_STEP

@@ -36,6 +36,7 @@ class Options(TypedDict, total=False):
     max_norm: float | str | None
     preconditioner: str | Preconditioner | None
     preconditioner_exponent: float
+    preconditioner_squares: str
     factor_average: float
     factor_every: int | None
     backtracking: str | None

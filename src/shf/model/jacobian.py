@@ -210,7 +210,12 @@ class Jacobian:
             self._kept.calls.of.clear()
 
     def pull(
-        self, graph: Graph, cotangents: Sequence[Tensor], by: Sequence[Tensor], *, batched: bool = False
+        self,
+        graph: Graph,
+        cotangents: Sequence[Tensor],
+        by: Sequence[Tensor | GradientEdge],
+        *,
+        batched: bool = False,
     ) -> tuple[Tensor | None, ...]:
         """The gradient of u'z by any tensors of one graph; outputs that do not depend on θ are left out.
 

@@ -86,11 +86,11 @@ def _own_formula(module: "HasPerCaseSquares", values: dict[str, Tensor], use: Us
     """A layer that brings its own formula; its own gradient is the test of whether it was used once only."""
     leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
     with torch.enable_grad():
-        z = _apart(module, leaves, use.a)  # type: ignore[arg-type]
+        z = apart(module, leaves, use.a)  # type: ignore[arg-type]
     gradients = torch.autograd.grad(z, list(leaves.values()), use.g)
     squares = module.per_case_squares(use.a, use.g)
     return {
-        name: Squares(squares[name], _equals(gradient, gradient.abs()))
+        name: Squares(squares[name], equals(gradient, gradient.abs()))
         for name, gradient in zip(leaves, gradients, strict=True)
     }
 
@@ -144,7 +144,7 @@ def _embedding(uses: Sequence[Use], weight: Tensor, padding: int | None) -> dict
     def summed(of_pairs: Tensor) -> Tensor:
         return torch.zeros_like(weight).index_add_(0, pairs % len(weight), of_pairs)
 
-    return {"weight": Squares(summed(per_case.square()), _equals(summed(per_case), summed(per_case.abs())))}
+    return {"weight": Squares(summed(per_case.square()), equals(summed(per_case), summed(per_case.abs())))}
 
 
 def _pullback_per_case(module: nn.Module, values: dict[str, Tensor], uses: Sequence[Use]) -> dict[str, Tensor]:
@@ -156,7 +156,7 @@ def _pullback_per_case(module: nn.Module, values: dict[str, Tensor], uses: Seque
     def one_case(a: Tensor, g: Tensor) -> dict[str, Tensor]:
         def layer(parameters: dict[str, Tensor]) -> Tensor:
             with plain_gradients(module.modules()):
-                return _apart(module, parameters, a[None])
+                return apart(module, parameters, a[None])
 
         return vjp(layer, values)[1](g[None])[0]  # type: ignore[no-any-return]
 
@@ -173,7 +173,7 @@ class _WithoutHooks(nn.Module):
         return self.module.forward(inputs)  # type: ignore[no-any-return]
 
 
-def _apart(module: nn.Module, parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
+def apart(module: nn.Module, parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
     """The layer's output with these parameters. Its hooks do not hear of it, and its buffers stay as they are."""
     values = {name: buffer.clone() for name, buffer in module.named_buffers()} | parameters
     named = {f"module.{name}": value for name, value in values.items()}
@@ -202,7 +202,13 @@ def _summed(
             totals[name] += found[name].sum(0)
             sizes[name] += found[name].abs().sum(0)
             squares[name] += found[name].square().sum(0)
-    return {name: Squares(squares[name], _equals(totals[name], sizes[name])) for name in known}
+    return {name: Squares(squares[name], equals(totals[name], sizes[name])) for name in known}
+
+
+def projection(of: Tensor) -> Tensor:
+    """One number that tells one gradient from another."""
+    matrix = of.reshape(len(of), -1) if of.ndim else of.reshape(1, 1)
+    return probe(len(matrix), of) @ (matrix @ probe(matrix.shape[1], of))
 
 
 def probe(size: int, like: Tensor) -> Tensor:
@@ -221,7 +227,7 @@ def projects_to(terms: Tensor, project: Callable[[Tensor], Tensor]) -> Callable[
     return lambda gradient: (terms.sum(), project(gradient), terms.abs().sum())
 
 
-def _equals(total: Tensor, size: Tensor) -> Callable[[Tensor], Comparison]:
+def equals(total: Tensor, size: Tensor) -> Callable[[Tensor], Comparison]:
     """Whether a gradient is a total, entry by entry."""
     return lambda gradient: (
         (total - gradient).abs().max(),

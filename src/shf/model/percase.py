@@ -8,7 +8,7 @@ parameters used outside of their module) takes the exact fallback: a batched bac
 cases.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,13 @@ _CASES_AT_ONCE = 16
 """Cases per batched backward pass of the fallback: it does the work of that many passes over as many rows."""
 
 
-def squared_vjp(jacobian: Jacobian, cotangents: Sequence[Tensor], *, axes: CallAxes | None) -> tuple[Tensor, Tensor]:
+def squared_vjp(
+    jacobian: Jacobian,
+    cotangents: Sequence[Tensor],
+    *,
+    axes: CallAxes | None,
+    costs: Callable[[float], None] = lambda evaluations: None,
+) -> tuple[Tensor, Tensor]:
     """J'u and Σ_j (J_j'u_j)², both flat, from one backward pass where the layers allow it.
 
     Args:
@@ -36,12 +42,13 @@ def squared_vjp(jacobian: Jacobian, cotangents: Sequence[Tensor], *, axes: CallA
         cotangents: u, one tensor per output.
         axes: where the rows lie in each recorded call; None if cases influence each other (batch statistics), in which
             case only the fallback is right.
+        costs: is told what the fallback will cost before it begins, in evaluations of the model on all rows.
     """
     shapes, like = jacobian.network.shapes, jacobian.network.parameters[0]
     gradient, squares = layer_squares(jacobian, cotangents, axes=axes)
     left = [i for i, square in enumerate(squares) if square is None]
     if left:
-        for i, square in _case_by_case(jacobian, cotangents, left, separable=axes is not None).items():
+        for i, square in _case_by_case(jacobian, cotangents, left, costs, separable=axes is not None).items():
             squares[i] = square
     return shapes.flatten(gradient, like), shapes.flatten(squares, like)
 
@@ -85,7 +92,7 @@ def _by_layers(
     """The gradient, and the sums of squares of the parameters whose layer has a formula (None for the others)."""
     network, count = jacobian.network, len(jacobian.network.names)
     wanted = list(range(count)) if only is None else sorted(only)
-    layers = network.once(_layers)
+    layers = network.once(layers_of)
     owners = {m: calls for m, calls in sole_owners(network, graph).items() if len(axes.get(m, ())) == len(calls)}
     if only is not None:
         owners = {m: c for m, c in owners.items() if not set(wanted).isdisjoint(layers[m].values())}
@@ -102,23 +109,29 @@ def _by_layers(
     ]
     claims: list[tuple[int, Tensor, Comparison]] = []
     for module, own in layers.items():
-        uses = _uses(owners[module], axes[module], by_output, rows) if module in owners else None
+        gradients = [by_output.get(id(c.output)) for c in owners.get(module, [])]
+        uses = row_uses(owners[module], axes[module], gradients, rows) if module in owners else None
         values = {name: graph.theta[i].detach() for name, i in own.items() if only is None or i in only}
         if not values or uses is None:
             continue
         for name, square in formula(module, values, uses).items():
             if (g := gradient[own[name]]) is not None and g.numel():
                 claims.append((own[name], square.total, square.compared(g)))
+    accept_(squares, claims)
+    return gradient, squares
+
+
+def accept_(squares: list[Tensor | None], claims: Sequence[tuple[int, Tensor, Comparison]]) -> None:
+    """Squares of some parameters, where their layers explain the gradient."""
     if claims:
         eps = torch.finfo(claims[0][1].dtype).eps
         compared = torch.stack([n for *_, numbers in claims for n in numbers]).view(-1, 3)  # the device is asked once
         for (place, total, _), (found, expected, size) in zip(claims, compared.tolist(), strict=True):
             if holds(found, expected, size, eps):
                 squares[place] = total
-    return gradient, squares
 
 
-def _layers(network: Network) -> dict[nn.Module, dict[str, int]]:
+def layers_of(network: Network) -> dict[nn.Module, dict[str, int]]:
     """The modules without modules inside, with the numbers of their parameters by name, as far as these are trained."""
     numbers = {id(p): i for i, p in enumerate(network.parameters)}
     return {
@@ -135,31 +148,33 @@ def _asked_beside(graph: Graph) -> list[Tensor]:
     return [a for a in inputs if a is not None and a.requires_grad and not a.is_contiguous()]
 
 
-def sole_owners(network: Network, graph: Graph) -> dict[nn.Module, list[Call]]:
-    """Recorded leaf modules that share no parameter with another module and whose outputs nobody overwrote."""
+def sole_owners(network: Network, graph: Graph, *, intact: bool = True) -> dict[nn.Module, list[Call]]:
+    """Recorded leaf modules that share no parameter with another module and whose outputs, if that matters, nobody
+    overwrote."""
     return {
         module: calls
         for module, calls in graph.calls.of.items()
-        if module in network.once(_own_layers) and all(c.input is not None and c.intact for c in calls)
+        if module in network.once(_own_layers) and all(c.input is not None and (c.intact or not intact) for c in calls)
     }
 
 
 def _own_layers(network: Network) -> set[nn.Module]:
-    return {module for module in network.once(_layers) if all(map(network.is_held_once, module.parameters()))}
+    return {module for module in network.once(layers_of) if all(map(network.is_held_once, module.parameters()))}
 
 
-def _uses(
-    calls: list[Call], axes: list[RowAxis | None], gradients: dict[int, Tensor | None], rows: int
+def row_uses(
+    calls: list[Call], axes: list[RowAxis | None], gradients: Sequence[Tensor | None], rows: int
 ) -> list[Use] | None:
-    """The layer's uses with rows in front, or None where a call does not keep the rows on one axis."""
+    """The layer's uses with rows in front, or None where a call does not keep the rows on one axis; with the gradients by
+    their outputs."""
     uses = []
-    for call, axis in zip(calls, axes, strict=True):
+    for call, axis, g in zip(calls, axes, gradients, strict=True):
         a, z = call.input, call.output
         if axis is None or a is None or z is None:
             return None
         if a.shape[axis.axis] != rows * axis.fold or z.shape[: axis.axis + 1] != a.shape[: axis.axis + 1]:
             return None
-        if (g := gradients.get(id(z))) is None:
+        if g is None:
             continue
         if a.layout == torch.strided:
             uses.append(Use(axis.to_front(a.detach()), axis.to_front(g)))
@@ -171,13 +186,22 @@ def _uses(
 
 
 def _case_by_case(
-    jacobian: Jacobian, cotangents: Sequence[Tensor], wanted: list[int], *, separable: bool
+    jacobian: Jacobian,
+    cotangents: Sequence[Tensor],
+    wanted: list[int],
+    costs: Callable[[float], None],
+    *,
+    separable: bool,
 ) -> dict[int, Tensor]:
     """The exact fallback: backward passes of several cases' cotangents at once, through the graph of these cases, or
     of the whole batch where cases influence each other, if only by the length that outputs are padded to."""
     size = cases_at_once(jacobian, wanted)
-    found = _through_own_graphs(jacobian, cotangents, wanted, size) if separable else None
-    return _through_whole_graphs(jacobian, cotangents, wanted, size) if found is None else found
+    if separable:
+        costs(1 + 2 * min(size, jacobian.rows))
+        if (found := _through_own_graphs(jacobian, cotangents, wanted, size)) is not None:
+            return found
+    costs(2 * jacobian.rows)
+    return _through_whole_graphs(jacobian, cotangents, wanted, size)
 
 
 def cases_at_once(jacobian: Jacobian, wanted: Sequence[int]) -> int:

@@ -7,16 +7,21 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.hooks import RemovableHandle
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a module that owns parameters: its input and output tensor, or None where they are not single tensors."""
+    """One call of a module that owns parameters: its input and output tensor, or None where they are not single tensors;
+    where the output stands in the graph, also if it is overwritten; and whether the input was a packed sequence."""
 
     input: Tensor | None
     output: Tensor | None
     version: int
+    edge: GradientEdge | None = None
+    packed: bool = False
 
     @property
     def intact(self) -> bool:
@@ -39,7 +44,10 @@ class Calls:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             single = _lasting(args[0]) if len(args) == 1 and not kwargs else None
             result = _lasting(output)
-            calls.of.setdefault(module, []).append(Call(single, result, result._version if result is not None else -1))
+            edge = get_gradient_edge(result) if result is not None and result.requires_grad else None
+            version = result._version if result is not None else -1
+            packed = any(isinstance(a, PackedSequence) for a in args)
+            calls.of.setdefault(module, []).append(Call(single, result, version, edge, packed))
 
         handles: list[RemovableHandle] = []
         try:

@@ -1,5 +1,6 @@
 """What a preconditioner is: what it wants of the gradient pass, and r ↦ P⁻¹r made of that."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -23,17 +24,28 @@ class GradientPass:
         jacobian: J on these rows; with layers' inputs and outputs recorded, where that was asked for.
         expansion: L at its outputs.
         reduction: whether L is a mean or a sum over rows.
-        axes: see `squared_vjp`.
+        calls: where the rows lie in the calls of layers.
+        separable: whether each row's output depends on that row alone.
+        ragged: whether rows may differ in size within the model.
         signs: independent ±1 for samples of L''.
         weight: of these rows' mean in that of all.
+        costs: is told what a part of the pass will cost, in evaluations of the model on all rows, before it begins.
     """
 
     jacobian: Jacobian
     expansion: LossExpansion
     reduction: Reduction
-    axes: CallAxes | None
+    calls: CallAxes
+    separable: bool
+    ragged: bool
     signs: Signs
     weight: float = 1.0
+    costs: Callable[[float], None] = lambda evaluations: None
+
+    @property
+    def axes(self) -> CallAxes | None:
+        """See `squared_vjp`."""
+        return self.calls if self.separable else None
 
     def gradient(self) -> Tensor:
         """J'∂L/∂z, flat."""
@@ -87,6 +99,9 @@ class Preparation(Protocol):
     @property
     def diagonal(self) -> bool: ...
 
+    def costs(self, evaluations: float) -> None:
+        """A part of the pass is about to begin that costs so many evaluations of the model on all rows."""
+
     def pull(self, pass_: GradientPass) -> tuple[Tensor, Tensor | None]:
         """The gradient J'∂L/∂z of the rows that are here, and the diagonal from the same pass."""
 
@@ -111,6 +126,9 @@ class Preconditioner(Component):
         """What it does in one step; itself, unless it remembers something."""
         return self
 
+    def costs(self, evaluations: float) -> None:
+        """A part of `pull` is about to begin that costs so many evaluations of the model on all rows."""
+
     def pull(self, pass_: GradientPass) -> tuple[Tensor, Tensor | None]:
         """The gradient of the rows that are here; with it, from the same pass, a diagonal, if `diagonal` says so."""
         return pass_.gradient(), None
@@ -130,3 +148,8 @@ class Work:
 
     cg_iterations: int
     curvature_share: float = 1.0
+
+    @property
+    def evaluations(self) -> float:
+        """A step without preconditioner in evaluations of the model on all rows: a gradient is three, a product four."""
+        return 3 + (self.cg_iterations + 1) * (1 + 4 * self.curvature_share)

@@ -124,6 +124,9 @@ class Renewal:
     def record(self) -> bool:
         return self.due
 
+    def costs(self, evaluations: float) -> None:
+        pass
+
     def pull(self, pass_: GradientPass) -> tuple[Tensor, Tensor | None]:
         if not self.due:
             return pass_.gradient(), None

@@ -43,6 +43,7 @@ class Layout:
         separable: each row's output depends on that row alone.
         obstacle: why the model cannot be run on some of the rows only; None if it can.
         conclusive: whether it says something about the model: of outputs that are not finite nothing can be told.
+        ragged: whether rows may differ in size within the model, as packed sequences do.
     """
 
     outputs: Sequence[RowAxis | None]
@@ -51,6 +52,7 @@ class Layout:
     separable: bool
     obstacle: str | None = None
     conclusive: bool = True
+    ragged: bool = False
 
     @property
     def cases(self) -> CallAxes | None:
@@ -228,7 +230,8 @@ def _attempt(network: Network, three: Batch, two: Batch, seed: int, *, minor: bo
     if uneven and any(axis is not None and axis.fold > 1 for axis in outputs):
         raise AmbiguousRowsError("its outputs are parts of rows that differ in size; pad them to (rows, …)")
     calls = {} if uneven else _call_axes(many, few)
-    return Layout(outputs, draw_axes, calls, separable, conclusive=conclusive)
+    ragged = uneven or any(call.packed for found in many.of.values() for call in found)
+    return Layout(outputs, draw_axes, calls, separable, conclusive=conclusive, ragged=ragged)
 
 
 def _recorded(network: Network, batch: Batch, draws: Draws, rows: Tensor | None = None) -> tuple[list[Tensor], Calls]:

@@ -95,7 +95,9 @@ class BatchProblem:
         if not math.isfinite(value):
             self._refuse(f"loss {self.loss.name} is {value} at the present parameters, before the step")
         weight = self.weight
-        pass_ = GradientPass(J, L, self.loss.reduction, self._layout.cases, self._passes.signs, weight)
+        layout = self._layout
+        treated = layout.calls, layout.cases is not None, layout.ragged
+        pass_ = GradientPass(J, L, self.loss.reduction, *treated, self._passes.signs, weight, preparation.costs)
         gradient, diagonal = preparation.pull(pass_)
         if not all_finite(gradient):
             self._refuse("the gradient is not finite at the present parameters, before the step")
