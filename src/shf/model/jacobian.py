@@ -231,7 +231,7 @@ class Jacobian:
             )
         ends, given = [z for z, _ in pairs], [u for _, u in pairs]
         with self._as_before(graph):
-            return torch.autograd.grad(ends, by, given, retain_graph=True, allow_unused=True, is_grads_batched=batched)
+            return torch.autograd.grad(ends, by, given, retain_graph=True, allow_unused=True, is_grads_batched=batched)  # type: ignore[arg-type]
 
     def _push(self, graph: Graph, vector: Tensor) -> list[Tensor]:
         pieces = self.network.shapes.split(vector)

@@ -57,8 +57,9 @@ def refuse_contradictions(loss: Loss, network: Network, batch: Batch, layout: La
     if _is_flat(loss, outputs, few.targets):
         warn(
             f"loss {loss.name} has no curvature in the outputs: the Gauss-Newton matrix is zero, and steps are those of "
-            "gradient descent with the rate 1/λ; use one that is curved in them, such as nn.CrossEntropyLoss on logits in "
-            "place of nn.NLLLoss on log-probabilities"
+            "gradient descent with the rate 1/λ; use one that is curved in them: nn.HuberLoss in place of nn.L1Loss, a "
+            "smoothed one in place of a quantile loss, nn.CrossEntropyLoss on logits in place of nn.NLLLoss on "
+            "log-probabilities"
         )
     _warn_of_broadcasting(loss, outputs, batch.targets)
     if not layout.separable or any(axis is None for axis in layout.outputs):
