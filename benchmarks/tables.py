@@ -67,7 +67,6 @@ CLASSES: Mapping[str, tuple[str, Callable[[], tuple[Any, Any]]]] = {
     "iris": ("iris, 150 × 4", lambda: bundled("iris")),
     "wine": ("wine, 178 × 13", lambda: bundled("wine")),
     "breast_cancer": ("breast cancer, 569 × 30", lambda: bundled("breast_cancer")),
-    "digits": ("digits, 1797 × 64", lambda: bundled("digits")),
 }
 
 
