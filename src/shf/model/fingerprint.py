@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from operator import is_
 from typing import Any
 
+import torch
 from torch import nn
 
 _OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
@@ -31,6 +32,8 @@ class Fingerprint:
         for module in model.modules():
             parameters = module._parameters
             things.append(module)
+            if isinstance(module, torch.jit.ScriptModule):  # is refused, and has no dicts of its own
+                continue
             things.extend(parameters.values())
             things.extend(module._buffers.values())
             facts.extend((*parameters, None, *module._buffers, None, *module._modules))

@@ -108,7 +108,7 @@ def _slots(modules: Iterable[nn.Module], kind: str) -> dict[int, list[Slot]]:
     """Every place that holds a tensor, by the tensor's identity: several where it is shared."""
     found: dict[int, list[Slot]] = {}
     for module in modules:
-        for name, tensor in getattr(module, kind).items():
+        for name, tensor in () if isinstance(module, torch.jit.ScriptModule) else getattr(module, kind).items():
             if tensor is not None:
                 found.setdefault(id(tensor), []).append((module, name))
     return found
@@ -151,10 +151,10 @@ class Network:
         self._forward = forward
         self._elsewhere: Mapping[nn.Parameter, Tensor] = {}  # values that stand for parameters', trained or not
         self._places = _slots(self.modules, "_parameters")
-        self._slots = [self._places[id(p)] for p in self.parameters]
+        self._slots = [self._places.get(id(p), []) for p in self.parameters]  # none inside of TorchScript
         buffers = _slots(self.modules, "_buffers")
-        self._buffers = [(name, b, buffers[id(b)]) for name, b in model.named_buffers()]
-        self.holders = [m for m in self.modules if any(p is not None for p in m._parameters.values())]
+        self._buffers = [(name, b, buffers.get(id(b), [])) for name, b in model.named_buffers()]
+        self.holders = [m for m in self.modules if next(m.parameters(recurse=False), None) is not None]
         self.attributes = tuple(map(plain_attributes, self.modules))
         self.zeros = Zeros()
         self._embeddings = [m for m in self.modules if isinstance(m, nn.Embedding)]
