@@ -142,6 +142,11 @@ class Config:
         """The names of all tensors that the parts may remember of a parameter."""
         return {name for part in self.parts.values() for name in part.tensors} | {"delta"}
 
+    @property
+    def takes_products(self) -> bool:
+        """Whether every step asks for products with B."""
+        return self.part(LinearSolver).products
+
     def part(self, kind: type[P]) -> P:
         """The part of this kind; the kind's defaults where the optimizer has none."""
         if kind not in self._of_kind:

@@ -109,6 +109,7 @@ class SHF(CurvatureOptimizer):
             structural_damping=config.structural_damping,
             noise=config.part(NoiseMeasure).due(self._scalars["iteration"]),
             share=share,
+            products=config.takes_products,
         )
 
     def _prepare(self, inputs: Any, targets: Any, ranks: Collective) -> Contribution:

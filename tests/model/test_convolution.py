@@ -16,7 +16,7 @@ from shf.data.draws import Draws
 from shf.model.convolution import OwnConvolutions, is_convolution, is_own
 from shf.model.jacobian import Jacobian
 from shf.model.network import Network
-from shf.probing.derivatives import graph_nodes
+from shf.model.secondgraph import graph_nodes
 from shf.probing.layout import find_layout
 
 

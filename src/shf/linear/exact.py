@@ -6,6 +6,7 @@ near s instead of near zero (SPRING, Goldshlager et al., 2024).
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ MOST_NUMBERS = 2**29
 @dataclass(frozen=True, kw_only=True)
 class Exact(LinearSolver):
     """Solves by a factorisation, where `inverse` says which."""
+
+    products: ClassVar[bool] = False
 
     def solve(self, system: LinearSystem, downhill: Tensor, run: Run, start: Tensor | None = None) -> Path:
         roots = system.written_out(MOST_NUMBERS, self.side(*system.size))
@@ -114,6 +117,8 @@ _SOUND = 1e4
 @dataclass(frozen=True, kw_only=True)
 class Auto(CG):
     """By the smaller side where both sides fit, counted and not timed; CG with `cg_iterations` where they do not."""
+
+    products: ClassVar[bool] = False
 
     def solve(self, system: LinearSystem, downhill: Tensor, run: Run, start: Tensor | None = None) -> Path:
         rows, parameters = system.size

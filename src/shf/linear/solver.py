@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -61,6 +62,9 @@ class Run:
 @dataclass(frozen=True, kw_only=True)
 class LinearSolver(Component):
     """Solves (B + λI)δ = -∇f. One of one's own is a subclass with `solve`; see docs/extending.md."""
+
+    products: ClassVar[bool] = True
+    """Whether it takes products in every step, rather than B written out."""
 
     def solve(self, system: LinearSystem, downhill: Tensor, run: Run, start: Tensor | None = None) -> Path:
         """The path to δ.

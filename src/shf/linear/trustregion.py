@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import count
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -52,6 +53,8 @@ class Trial:
 @dataclass(frozen=True, kw_only=True)
 class TrustRegion(LinearSolver):
     """The longest step whose ρ is at least `target_ratio`; λ follows from it, whatever the rule for λ says."""
+
+    products: ClassVar[bool] = False
 
     target: float = option(
         0.1, number(above=0.0, below=1.0), "ρ that the longest step of a trust region must have.", name="target_ratio"

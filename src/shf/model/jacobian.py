@@ -2,7 +2,8 @@
 
 The forward graph is built once. For Jv a second graph is kept: the backward pass from a cotangent u, u ↦ J'u. It is
 linear in u, so differentiating v'(J'u) by u gives Jv: one backward pass through the second graph. With the graphs kept, a
-product with J or J' costs what its matrix products cost, for any module.
+product with J or J' costs what its matrix products cost, for any module. Any u makes it: where products are known to
+follow, a gradient's own backward pass leaves the second graph behind.
 
 With `microbatch` the rows are taken in chunks and graphs are rebuilt for each chunk of each product: memory is bounded by
 one chunk's graph, and the results are the same, because outputs are joined before the loss sees them.
@@ -14,6 +15,7 @@ comes with J in the same passes.
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ from shf.data.rows import RowAxis, even_chunks, join_outputs
 from shf.data.tree import leaves, map_leaves
 from shf.model.network import Network
 from shf.model.recording import Calls
+from shf.model.secondgraph import cotangent
 from shf.model.steady import named_tensors
 
 
@@ -37,7 +40,7 @@ class Graph:
         size: entries of the inputs.
         outputs: z, the model's floating-point outputs.
         steady: h, the tensors to be held steady, where they were asked for.
-        cotangents: u, zero: where the second graph begins; for each output, then for each steady tensor.
+        cotangents: u: where the second graph begins; for each output, then for each steady tensor.
         pullback: where it ends, J'u for each parameter; None for those without influence.
     """
 
@@ -67,6 +70,7 @@ class Jacobian:
         axes: where rows lie in each floating-point output; along axis 0 where nothing is said.
         record: whether calls of modules are recorded on the way (for per-case gradients).
         steady: whether J_h of the tensors to be held steady is wanted too.
+        products: whether Jv will be asked for: then the first J'u by all parameters keeps the second graph.
 
     Attributes:
         outputs: the model's outputs, detached, in the model's own structure.
@@ -85,6 +89,7 @@ class Jacobian:
         axes: Sequence[RowAxis | None] = (),
         record: bool = False,
         steady: bool = False,
+        products: bool = False,
     ) -> None:
         self.network = network
         self.draws = draws
@@ -95,6 +100,7 @@ class Jacobian:
         self._axes = axes
         self._record = record
         self._steady = steady
+        self._products = products
         self.chunks = even_chunks(self.rows, microbatch) if microbatch else [torch.arange(self.rows)]
         self._kept: Graph | None = None
         if len(self.chunks) == 1:
@@ -128,7 +134,7 @@ class Jacobian:
         tangents, steady = [], []
         for _, graph in self.graphs():
             if not graph.pullback:
-                self._build_pullback(graph)
+                self._pull_and_keep(graph, [], graph.theta)
             found = self._push(graph, vector)
             tangents.append(found[: len(graph.outputs)])
             steady.append(found[len(graph.outputs) :])
@@ -223,12 +229,15 @@ class Jacobian:
 
         If `batched`, cotangents carry an axis in front, and so do the gradients: several pullbacks at once.
         """
-        pairs = [(z, u) for z, u in zip(graph.ends, cotangents, strict=False) if z.requires_grad]
-        if not pairs:
+        if not any(z.requires_grad for z, _ in zip(graph.ends, cotangents, strict=False)):
             raise ValueError(
                 "the model's outputs do not depend on any of the parameters to train: nothing to optimise "
                 "(are they detached, or made under no_grad?)"
             )
+        keep = self._products and graph is self._kept and not (graph.pullback or batched)
+        if keep and len(by) >= len(graph.theta) and all(map(is_, graph.theta, by)):
+            return self._pull_and_keep(graph, cotangents, by)
+        pairs = [(z, u) for z, u in zip(graph.ends, cotangents, strict=False) if z.requires_grad]
         ends, given = [z for z, _ in pairs], [u for _, u in pairs]
         with self._as_before(graph):
             return torch.autograd.grad(ends, by, given, retain_graph=True, allow_unused=True, is_grads_batched=batched)  # type: ignore[arg-type]
@@ -243,15 +252,21 @@ class Jacobian:
             found = torch.autograd.grad(edges, graph.cotangents, given, retain_graph=True, allow_unused=True)
         return [torch.zeros_like(z) if t is None else t for t, z in zip(found, graph.ends, strict=True)]
 
-    def _build_pullback(self, graph: Graph) -> None:
-        graph.cotangents = [torch.zeros_like(z, requires_grad=True) for z in graph.ends]
+    def _pull_and_keep(
+        self, graph: Graph, cotangents: Sequence[Tensor], by: Sequence[Tensor | GradientEdge]
+    ) -> tuple[Tensor | None, ...]:
+        """As `pull`, by θ and what follows it; the second graph is left behind. Cotangents that are not given are zero."""
+        zeros = map(torch.zeros_like, graph.ends[len(cotangents) :])
+        graph.cotangents = [cotangent(u, z) for u, z in zip([*cotangents, *zeros], graph.ends, strict=True)]
         pairs = [(z, u) for z, u in zip(graph.ends, graph.cotangents, strict=True) if z.requires_grad]
-        found: Sequence[Tensor | None] = (None,) * len(graph.theta)
+        found: Sequence[Tensor | None] = (None,) * len(by)
         if pairs:
             ends, given = [z for z, _ in pairs], [u for _, u in pairs]
-            with self.network.zeros.left_out(graph.size), self._as_before(graph):
-                found = torch.autograd.grad(ends, graph.theta, given, create_graph=True, allow_unused=True)
-        graph.pullback = [None if g is None or not g.requires_grad else get_gradient_edge(g) for g in found]
+            with self.network.zeros.left_out(graph.size, ends if cotangents else ()), self._as_before(graph):
+                found = torch.autograd.grad(ends, by, given, create_graph=True, allow_unused=True)  # type: ignore[arg-type]
+        pulled = found[: len(graph.theta)]
+        graph.pullback = [None if g is None or not g.requires_grad else get_gradient_edge(g) for g in pulled]
+        return tuple(None if g is None else g.detach() for g in found)
 
     def _as_before(self, graph: Graph) -> AbstractContextManager[None]:
         """Around a backward pass: parts of the model that checkpoints run again see what they saw in the forward pass."""

@@ -1,7 +1,7 @@
 """Whether a model can be differentiated twice by its parameters, as products with J need it."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from shf.data.draws import Draws
 from shf.model.convolution import is_own
 from shf.model.jacobian import Jacobian
 from shf.model.network import Network
+from shf.model.secondgraph import graph_nodes
 
 _NEAR = 1e-2
 """A relative difference that rounding makes, in the shortest formats too; a part that is missing makes a larger one."""
@@ -52,17 +53,6 @@ def refuse_single_derivatives(jacobian: Jacobian) -> None:
 def _is_foreign(node: Node) -> bool:
     """Whether it is neither torch's own nor ours."""
     return (isinstance(node, BackwardCFunction) and not is_own(node)) or "CppNode" in node.name()
-
-
-def graph_nodes(ends: Sequence[Tensor]) -> Iterator[Node]:
-    """The nodes of the graph behind some tensors, each once."""
-    nodes = {z.grad_fn for z in ends if z.grad_fn is not None}
-    queue = list(nodes)
-    while queue:
-        yield (node := queue.pop())
-        new = {parent for parent, _ in node.next_functions if parent is not None} - nodes
-        nodes |= new
-        queue.extend(new)
 
 
 def _is_transposed(jacobian: Jacobian, u: Sequence[Tensor], g: Tensor) -> bool:

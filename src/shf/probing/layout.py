@@ -22,7 +22,7 @@ from shf.model.convolution import is_convolution
 from shf.model.network import REFUSALS, Network
 from shf.model.percase import CallAxes
 from shf.model.recording import Calls
-from shf.probing.derivatives import graph_nodes
+from shf.model.secondgraph import graph_nodes
 from shf.probing.unzeroed import without_zeros
 from shf.runtime.memory import is_out_of_memory
 

@@ -41,6 +41,7 @@ class BatchProblem:
         noise: whether the gradient's noise is to be measured.
         share: which of the rows of X^g this process holds; by default all.
         represents: rows that the curvature stands for where the loss is a sum; by default those of the whole batch.
+        products: whether products with B are sure to be asked for.
 
     Attributes:
         rows: of X^g, that are here.
@@ -65,6 +66,7 @@ class BatchProblem:
         noise: bool = False,
         share: Share | None = None,
         represents: int | None = None,
+        products: bool = False,
     ) -> None:
         self.network, self.loss = network, loss
         self.rows, self.outputs = batch.rows, 0
@@ -78,6 +80,7 @@ class BatchProblem:
         self._batch, self._layout = batch, layout
         self._curvature_rows = curvature_rows
         self._structural = structural_damping
+        self._products = products
         self._noise = noise and share.total > 1  # a single row says nothing of it
         # J and L of the gradient pass, where products are over the same rows; what products need
         self._shared: GradientPass | None = None
@@ -90,7 +93,9 @@ class BatchProblem:
             return no_parts(self.network, diagonal=preparation.diagonal, noise=self._noise)
         rows = self._own_curvature_rows
         # where all rows here are curvature rows, one graph serves both
-        J, L = self._passes.expand(self.loss, record=preparation.record, steady=rows is None)
+        # per-case squares take so much memory in the gradient's pass that products get a pass of their own
+        products = self._products and rows is None and not preparation.diagonal
+        J, L = self._passes.expand(self.loss, record=preparation.record, steady=rows is None, products=products)
         self.outputs, value = sum(u.numel() for u in L.gradient), L.value.item()
         if not math.isfinite(value):
             self._refuse(f"loss {self.loss.name} is {value} at the present parameters, before the step")

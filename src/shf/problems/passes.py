@@ -57,9 +57,18 @@ class Passes:
         if share is None:  # else where the other processes can be told: in the first pass
             self._refuse_chunks_where_rows_mix()
 
-    def expand(self, loss: Loss, *, record: bool, steady: bool) -> tuple[Jacobian, LossExpansion]:
-        """J and L on all rows that are here; the pass that draws this step's numbers."""
-        J = self._jacobian(None, record=record, steady=steady)
+    def expand(
+        self, loss: Loss, *, record: bool, steady: bool, products: bool = False
+    ) -> tuple[Jacobian, LossExpansion]:
+        """J and L on all rows that are here; the pass that draws this step's numbers.
+
+        Args:
+            loss: L.
+            record: whether a preconditioner wants the calls of layers.
+            steady: whether products will be over these rows, so that steady tensors are wanted, and
+            products: whether the gradient is to leave behind what products need.
+        """
+        J = self._jacobian(None, record=record, steady=steady, products=products)
         L = loss.expand(J.outputs, self._batch.targets)
         self._shapes = [u.shape for u in L.gradient]
         return J, L
@@ -108,7 +117,7 @@ class Passes:
         axes = self._layout.outputs
         return axes[number] if number < len(axes) else RowAxis(0)
 
-    def _jacobian(self, rows: Tensor | None, *, record: bool, steady: bool) -> Jacobian:
+    def _jacobian(self, rows: Tensor | None, *, record: bool, steady: bool, products: bool = False) -> Jacobian:
         self._refuse_chunks_where_rows_mix()
         if self._draws.axes is not None and not self._draws.drawn:
             self._draws.axes = draw_axes(self._network, self._batch, self._layout, mix(self._seed, 0))
@@ -121,6 +130,7 @@ class Passes:
             axes=self._layout.outputs,
             record=record,
             steady=steady and self._steady,
+            products=products,
         )
         self._drawless = not self._draws.drawn
         return found

@@ -1,0 +1,94 @@
+"""What the second graph is made from and what it keeps. That products are right is checked in test_cases.py."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from helpers import assert_close
+from shf.data.batches import Batch
+from shf.data.draws import Draws
+from shf.model.jacobian import Jacobian
+from shf.model.network import Network
+from shf.model.secondgraph import cotangent
+
+ROWS, WIDE = 7, 11
+CHANGED = (torch.ops.aten.mm, torch.ops.aten.tanh_backward)
+"""What makes a cotangent of another, in a backward pass."""
+
+
+def network(activation=nn.Tanh):
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(4, WIDE), activation(), nn.Linear(WIDE, WIDE), activation(), nn.Linear(WIDE, 3)
+    ).double()
+
+
+def jacobian(model, *, products):
+    torch.manual_seed(1)
+    batch = Batch.of(torch.randn(ROWS, 4, dtype=torch.float64), torch.zeros(ROWS))
+    return Jacobian(Network(model, list(model.parameters())), batch, Draws(0, ROWS), products=products)
+
+
+class Counted(TorchDispatchMode):
+    """Matrix products."""
+
+    calls = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls += func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.GELU, nn.SiLU, nn.Softplus])
+def test_a_gradient_leaves_the_graph_that_zeros_make(activation):
+    left, made = (jacobian(network(activation), products=products) for products in (True, False))
+    u, v = torch.randn(ROWS, 3, dtype=torch.float64), torch.randn(left.network.shapes.total, dtype=torch.float64)
+    assert_close(left.vjp([u]), made.vjp([u]))
+    assert left._kept.pullback
+    assert not made._kept.pullback
+    assert_close(left.jvp(v)[0], made.jvp(v)[0])
+    assert_close(left.vjp([u]), made.vjp([u]))
+
+
+def test_the_first_product_makes_no_pass_of_its_own():
+    counts = []
+    for products in (True, False):
+        J = jacobian(network(), products=products)
+        J.vjp([torch.randn(ROWS, 3, dtype=torch.float64)])
+        with Counted() as found:
+            J.jvp(torch.randn(J.network.shapes.total, dtype=torch.float64))
+        counts.append(found.calls)
+    assert counts == [5, 5 + 5]  # Jv: two products a layer, one in the first; so has a backward pass
+
+
+@pytest.mark.parametrize("products", [True, False])
+def test_no_cotangent_is_kept(products):
+    """Fails if the second graph keeps what autograd would: gradients by the layers' outputs."""
+    J, made = jacobian(network(), products=products), []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            found = func(*args, **(kwargs or {}))
+            if func.overloadpacket in CHANGED and found.shape == (ROWS, WIDE):
+                made.append(weakref.ref(found.untyped_storage()))
+            return found
+
+    with Watch():
+        if products:
+            J.vjp([torch.randn(ROWS, 3, dtype=torch.float64)])
+        else:
+            J.jvp(torch.randn(J.network.shapes.total, dtype=torch.float64))
+    gc.collect()
+    assert len(made) >= 4
+    assert not any(ref() is not None for ref in made)
+
+
+def test_a_cotangent_in_the_memory_of_its_output_is_copied():
+    z = torch.randn(3)
+    assert cotangent(z, z).data_ptr() != z.data_ptr()
+    u = torch.randn(3)
+    assert cotangent(u, z).data_ptr() == u.data_ptr()
