@@ -172,6 +172,7 @@ def _options(draw: random.Random) -> dict[str, Any]:
         "max_norm": draw.choice((None, None, 1e-3, 1.0, "fan-in")),
         "averaging": draw.choice((0.0, 0.0, 0.9)),
         "noise_every": draw.choice((None, None, 1)),
+        "decay_direction": draw.choice((False, True)),
         "microbatch": draw.choice((None, None, 1, 2)),
         "weight_decay": draw.choice((0.0, 0.0, 1e-4, 10.0)),
         "max_rejections": None,

@@ -53,6 +53,7 @@ OUT_OF_RANGE = {
     "max_rejections": ([0, -1], "at least 1 or None"),
     "microbatch": ([0, -1], "at least 1 or None"),
     "momentum_off_on_divergence": ([None, "yes", 1], "True or False"),
+    "decay_direction": ([None, "yes", 1], "True or False"),
     "split_vectors": ([None, "yes", 1], "True or False"),
     "message_dtype": (["float16", torch.bfloat16, 16], "one of None, 'bfloat16'"),
     "check_every": ([0, -1], "at least 1"),
@@ -74,7 +75,7 @@ OWN_OF_HF = {
 }
 NOT_OF_HF = {
     *("damping_rule", "cg_worth", "cg_noise", "curvature_batch", "curvature_rows"),
-    *("noise_every", "factor_average", "factor_every", "target_ratio"),
+    *("noise_every", "factor_average", "factor_every", "target_ratio", "decay_direction"),
 }
 """A second batch and its noise have no place where one step sees all of the data."""
 OF_THE_OPTIMIZER = {
@@ -288,6 +289,7 @@ def test_defaults_are_those_of_the_paper():
         "noise_every": None,
         "microbatch": None,
         "momentum_off_on_divergence": False,
+        "decay_direction": False,
         "split_vectors": False,
         "message_dtype": None,
         "check_every": 100,
@@ -389,7 +391,7 @@ def test_the_model_must_be_a_module(kind):
 
 @pytest.mark.parametrize(("take", "type_"), [(iter, "generator"), (list, "list")])
 def test_parameters_in_the_models_place_are_named_not_printed(take, type_):
-    with pytest.raises(TypeError, match=rf"^SHF\(model=<{type_}>\): expected .* not its parameters$"):
+    with pytest.raises(TypeError, match=rf"^SHF\(model=<{type_}>\): expected .* its parameters, .*no learning rate$"):
         shf.SHF(take(mlp().parameters()), nn.CrossEntropyLoss())
 
 

@@ -48,7 +48,7 @@ def test_nothing_of_it_is_left_out_or_made_up(name):
     saved, optimizer = SAVED["cases"][name]["optimizer"], checkpoints.make(name)
     optimizer.load_state_dict(saved)
     loaded = optimizer.state_dict()
-    assert set(loaded["param_groups"][0]["shf"]) == {*saved["param_groups"][0]["shf"], "options"}
+    assert set(loaded["param_groups"][0]["shf"]) == {*saved["param_groups"][0]["shf"], "options", "held"}
     assert {k: set(v) for k, v in loaded["state"].items()} == {k: set(v) for k, v in saved["state"].items()}
 
 

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 Check = Callable[[Any], str | None]
 """From a value to what was expected, in words; None where the value is fine."""
@@ -42,6 +42,9 @@ class Component:
 
     What it remembers has a name of its own among all parts.
     """
+
+    incidental: ClassVar[bool] = False
+    """Whether a run goes on alike whatever its options say."""
 
     @property
     def tensors(self) -> tuple[str, ...]:

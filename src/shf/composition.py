@@ -15,7 +15,6 @@ from shf.linear import Caution, DecayStep, LinearSolver, Momentum, Stopping
 from shf.local import Local
 from shf.method import Method
 from shf.preconditioners import Kronecker, Preconditioner, Work
-from shf.runtime.guards import Guards
 from shf.selection import Selection
 from shf.state import Memory, Move
 
@@ -118,7 +117,8 @@ class Config:
 
     def others(self, words: str) -> str:
         """Which options are others than in the words of `in_words`; those apart that no step depends on."""
-        saved, own, aside = json.loads(words), json.loads(self.in_words()), self.part(Guards).options()
+        saved, own = json.loads(words), json.loads(self.in_words())
+        aside = {name for part in self.parts.values() if part.incidental for name in part.options()}
         differ = [name for name in own if name in saved and name not in aside and own[name] != saved[name]]
         return ", ".join(f"{name}={own[name]} (saved with {saved[name]})" for name in differ)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -37,6 +37,8 @@ _NAMED = 5
 @dataclass(frozen=True, kw_only=True)
 class Communication(Component):
     """How ranks talk."""
+
+    incidental: ClassVar[bool] = True
 
     split: bool = option(
         False,

@@ -37,9 +37,9 @@ def diagnose_held(info: StepInfo, steps: int) -> str:
     """Of so many steps in a row that were as good as promised while λ stood at its floor."""
     return (
         f"λ stands at its floor, {info.damping:.3g}, and ρ has been near 1 for {steps} steps (now "
-        f"{info.reduction_ratio:.3g}, loss {info.loss_after:.3g}): the objective is as good as exact, and steps are held "
-        "short for nothing. If each step sees all rows and the loss is a sum of squares, use shf.SHF(model, loss, "
-        f"**shf.presets.residual); else damping={info.damping:.3g} in place of 'auto', or a smaller damping_min"
+        f"{info.reduction_ratio:.3g}, loss {info.loss_after:.3g}): on its batches the model could be trusted further. "
+        "If each step sees all rows, this holds training back: use shf.SHF(model, loss, **shf.presets.residual) for a sum "
+        f"of squares, else damping={info.damping:.3g} in place of 'auto'. If batches are samples, it may be as well"
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from shf.component import Component, one_of, option, whole
 from shf.data.batches import Batch
@@ -15,6 +15,8 @@ from shf.runtime.diagnosis import diagnose, diagnose_held
 @dataclass(frozen=True, kw_only=True)
 class Guards(Component):
     """Bad batches, steps that do not move, memory."""
+
+    incidental: ClassVar[bool] = True
 
     nonfinite: str = option(
         "raise",

@@ -1,6 +1,7 @@
 """A perceptron with one of three losses, trained on a table: exact steps on all rows, or batches where that is too much."""
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shf import SHF, GrowingLoader, StepInfo
+from shf import SHF, GrowingLoader, SHFWarning, StepInfo
 from shf.nn.sparse import SparseLinear
 
 ACTIVATIONS = {"identity": nn.Identity, "logistic": nn.Sigmoid, "tanh": nn.Tanh, "relu": nn.ReLU}
@@ -118,7 +119,9 @@ class Training:
 
     def step(self, table: Table) -> StepInfo:
         """One step on all rows of a table."""
-        return self._optimizer.step(table.inputs, (table.targets, table.weights))
+        with warnings.catch_warnings():  # who uses an estimator cannot follow this advice
+            warnings.filterwarnings("ignore", "λ stands at its floor", SHFWarning)
+            return self._optimizer.step(table.inputs, (table.targets, table.weights))
 
     def iterate(self, table: Table) -> float:
         """One iteration on the whole of it; f as it was last seen."""

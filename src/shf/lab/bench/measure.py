@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import gc
 import statistics
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import shf
 from shf.lab.clock import Clock, wall
 
 Work = Callable[[], object]
+
+
+def take_over(optimizer: shf.SHF, first: shf.SHF) -> None:
+    """Goes on from the state of an optimizer with other options, on purpose: of that a user would be warned."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", shf.SHFWarning)
+        optimizer.load_state_dict(first.state_dict())
 
 
 @dataclass(frozen=True)

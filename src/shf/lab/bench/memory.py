@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from shf.lab.bench.cases import FEED_FORWARD, REUTERS, FeedForward, Workload
+from shf.lab.bench.measure import take_over
 
 _GROWTH_STEPS = (1000, 200)
 """Steps of the test for leaks, and after how many of them memory is first looked at."""
@@ -136,7 +137,7 @@ def _step(case: FeedForward, problem: Workload, microbatch: int | None) -> None:
     first = case.optimizer(problem, cg_iterations=1)
     first.step(problem.inputs, problem.targets)
     optimizer = case.optimizer(problem, microbatch=microbatch)
-    optimizer.load_state_dict(first.state_dict())
+    take_over(optimizer, first)
     del first
     _reset_peak()
     optimizer.step(problem.inputs, problem.targets)

@@ -13,7 +13,7 @@ from scipy.optimize import least_squares
 import shf
 from shf.lab.bench.cases import REUTERS, FeedForward, Other, Workload
 from shf.lab.bench.floor import Floor
-from shf.lab.bench.measure import Pace, Timing, Work, interleaved
+from shf.lab.bench.measure import Pace, Timing, Work, interleaved, take_over
 
 _WARM_ITERATIONS = 2
 """CG iterations of the step that comes before the measured ones, which start from its solution."""
@@ -27,8 +27,8 @@ class RepeatedStep:
         self.info = first.step(problem.inputs, problem.targets)
         self._problem = problem
         self._optimizer = case.optimizer(problem)
-        self._optimizer.load_state_dict(first.state_dict())
-        self._start = copy.deepcopy((problem.model.state_dict(), first.state_dict()))
+        take_over(self._optimizer, first)
+        self._start = copy.deepcopy((problem.model.state_dict(), self._optimizer.state_dict()))
 
     def rewind(self) -> None:
         model, optimizer = self._start
