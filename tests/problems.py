@@ -165,6 +165,7 @@ def _options(draw: random.Random) -> dict[str, Any]:
         "cg_decay": draw.choice((0.0, 0.5, 1.0)),
         "update_decay": draw.choice((1.0, 0.5)),
         "preconditioner": draw.choice(("empirical-fisher", "jacobi", "kronecker", None)),
+        "preconditioner_squares": draw.choice(("auto", "exact", "sampled")),
         "preconditioner_exponent": draw.choice((0.0, 0.75, 1.0)),
         "factor_every": draw.choice((None, 1)),
         "backtracking": draw.choice(("all", "first-worse", None)),

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from shf.data.rows import even_chunks
+from shf.data.rows import RowAxis, even_chunks
 from shf.losses import Signs
 from shf.model.jacobian import Graph, Jacobian
 from shf.model.layersquares import (
@@ -31,7 +31,7 @@ from shf.model.layersquares import (
     projects_to,
 )
 from shf.model.network import plain_gradients
-from shf.model.percase import CallAxes, accept_, layers_of, row_uses, sole_owners
+from shf.model.percase import CallAxes, accept_, layers_of, refuse_unclear_rows, row_uses, sole_owners
 
 GROUPS = 6
 """Of rows with random signs: the estimate's relative variance is 2 over this, or less."""
@@ -154,6 +154,12 @@ def _pullback(module: nn.Module, values: dict[str, Tensor], uses: list[Use], row
     return [torch.zeros_like(v) if g is None else g for g, v in zip(found, values.values(), strict=True)]
 
 
+def _signed(u: Tensor, axis: RowAxis, signs: Tensor) -> Tensor:
+    """A cotangent with each row by its sign."""
+    refuse_unclear_rows(u, axis, len(signs))
+    return axis.factor(signs, u.ndim) * u
+
+
 def _fill(
     squares: list[Tensor | None],
     wanted: list[int],
@@ -165,9 +171,7 @@ def _fill(
 ) -> None:
     """(Σ_j ε_j s_j)² of what no layer explains: over groups of rows through graphs of their own where rows keep apart, else
     over all rows."""
-    signed = [
-        u if jacobian.is_idle(i, u) else jacobian.axis(i).factor(signs, u.ndim) * u for i, u in enumerate(cotangents)
-    ]
+    signed = [u if jacobian.is_idle(i, u) else _signed(u, jacobian.axis(i), signs) for i, u in enumerate(cotangents)]
     found = _through_groups(jacobian, signed, wanted) if separable else None
     for i, square in zip(wanted, found or _squares_of(jacobian, signed, wanted), strict=True):
         squares[i] = square
