@@ -26,7 +26,11 @@ def pair(make=mlp, loss=CE, **options):
 
 
 @pytest.mark.parametrize("make", [mlp, lambda: mlp(dropout=0.5), normalised], ids=["plain", "dropout", "batch norm"])
-@pytest.mark.parametrize("options", [{}, shf.presets.fast, shf.presets.residual], ids=["paper", "fast", "residual"])
+@pytest.mark.parametrize(
+    "options",
+    [{"preconditioner_squares": "exact"}, shf.presets.fast, shf.presets.residual],
+    ids=["paper", "fast", "residual"],
+)
 def test_a_step_on_a_closure_is_the_step_on_its_rows(make, options):
     """λ, ρ, masks, statistics and parameters. Fails if the closure sees other draws, or other parameters, anywhere."""
     plain, closed = pair(make, **options)

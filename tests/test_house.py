@@ -21,7 +21,7 @@ def test_every_option_is_a_field_of_one_part():
     assert not {name: parts for name, parts in owners.items() if len(parts) != 1}
 
 
-@pytest.mark.parametrize(("name", "own"), [("default", 740), ("fast", 630)])
+@pytest.mark.parametrize(("name", "own"), [("default", 780), ("fast", 630)])
 def test_a_small_step_calls_no_more_functions_and_goes_no_deeper(name, own):
     found = HOUSE["calls"](HOUSE["OPTIONS"][name])
     assert 0 < found.across < found.own <= own

@@ -616,7 +616,7 @@ def test_rows_of_tensors_through_own_functions_change_nothing():
 
 def test_other_errors_of_a_model_get_no_note():
     with pytest.raises(RuntimeError) as error:
-        trained(mlp(), 0).step(torch.randn(5, FEATURES + 1), torch.zeros(5).long())
+        trained(mlp(), 0).step(torch.randn(5, FEATURES + 1).double(), torch.zeros(5).long())
     assert not hasattr(error.value, "__notes__")
 
 
