@@ -195,7 +195,9 @@ def test_by_default_no_row_has_backward_passes_of_its_own(make, kind, monkeypatc
             optimizer.step(inputs, targets)
         counts.append(len(passes))
     layers_in_groups = 1 if make is convolutional else 0
-    assert counts[0] - counts[1] <= 2 * shf.model.shares.GROUPS * layers_in_groups + shf.model.shares.GROUPS + 1
+    second_graph = 1  # which a gradient without preconditioner leaves behind
+    most = 2 * shf.model.shares.GROUPS * layers_in_groups + shf.model.shares.GROUPS + 1 + second_graph
+    assert counts[0] - counts[1] <= most
 
 
 def test_a_step_that_will_be_ten_times_as_dear_says_so_once():
