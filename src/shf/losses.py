@@ -191,12 +191,19 @@ class LossExpansion:
         result = self._product(u)
         curvature = sum(torch.sum(v * h).item() for v, h in zip(u, result, strict=True))
         size = math.sqrt(sum(torch.sum(v * v).item() for v in u) * sum(torch.sum(h * h).item() for h in result))
-        if curvature < -math.sqrt(torch.finfo(self._leaves[0].dtype).eps) * size:
+        eps = torch.finfo(self._leaves[0].dtype).eps
+        if curvature < -math.sqrt(eps) * size and curvature < -_ROUNDING * eps * self._spread(u):
             raise ValueError(
                 f"loss {self._loss.name} has negative curvature in the outputs ((Jv)'L''(Jv) = {curvature:.3g}): "
                 "the Gauss-Newton matrix needs a loss that is convex in them, such as cross-entropy on logits"
             )
         return result
+
+    def _spread(self, u: Cotangents) -> float:
+        """‖L''‖ |u|², with Frobenius' norm by one random probe: where L''u is zero but for rounding, u'L''u may have either
+        sign."""
+        size = math.sqrt(sum(h.square().sum().item() for h in self._product(self._probe(0, self._used))))
+        return size * sum(v.square().sum().item() for v in u)
 
     def _product(self, u: Cotangents) -> list[Tensor]:
         """L''u by differentiating ∂L/∂z once more."""
@@ -394,6 +401,8 @@ def _soft_weights(loss: nn.CrossEntropyLoss, targets: Tensor) -> Tensor:
 
 
 _DENSE_OUTPUTS = 1024
+_ROUNDING = 100.0
+"""Curvature below so many times ε of the largest that there may be is rounding."""
 _FUNCTIONS: tuple[tuple[Any, type[nn.Module]], ...] = (
     (F.cross_entropy, nn.CrossEntropyLoss),
     (F.mse_loss, nn.MSELoss),
