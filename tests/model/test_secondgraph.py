@@ -8,12 +8,15 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cases import CASES
 from helpers import assert_close
 from shf.data.batches import Batch
-from shf.data.draws import Draws
+from shf.data.draws import Draws, preserved_global_state
 from shf.model.jacobian import Jacobian
 from shf.model.network import Network
 from shf.model.secondgraph import cotangent
+from shf.probing.layout import find_layout
+from shf.runtime.context import twice_differentiable_kernels
 
 ROWS, WIDE = 7, 11
 CHANGED = (torch.ops.aten.mm, torch.ops.aten.tanh_backward)
@@ -54,6 +57,25 @@ def test_a_gradient_leaves_the_graph_that_zeros_make(activation):
     assert_close(left.vjp([u]), made.vjp([u]))
 
 
+@pytest.mark.parametrize("name", [case.name for case in CASES])
+def test_on_all_declared_cases(name):
+    (case,) = (case for case in CASES if case.name == name)
+    torch.manual_seed(1)
+    model, (inputs, targets) = case.model(), case.data()
+    batch = Batch.of(inputs, targets, **case.handling)
+    net = Network(model, list(model.parameters()))
+    with preserved_global_state(), twice_differentiable_kernels(torch.device("cpu")):
+        find_layout(net, batch, 3)
+        left, made = (Jacobian(net, batch, Draws(7, batch.rows), products=products) for products in (True, False))
+        u = [torch.randn_like(z) for z in made._kept.outputs]
+        v = torch.randn(net.shapes.total)
+        g = left.vjp(u)
+        assert left._kept.pullback
+        assert_close(g, made.vjp(u), 1e-4)
+        for a, b in zip(left.jvp(v), made.jvp(v), strict=True):
+            assert_close(a, b, 1e-4)
+
+
 def test_the_first_product_makes_no_pass_of_its_own():
     counts = []
     for products in (True, False):
@@ -92,3 +114,21 @@ def test_a_cotangent_in_the_memory_of_its_output_is_copied():
     assert cotangent(z, z).data_ptr() != z.data_ptr()
     u = torch.randn(3)
     assert cotangent(u, z).data_ptr() == u.data_ptr()
+
+
+class ByFunc(nn.Module):
+    """A model that differentiates by torch.func: its graph has tensors without a place in memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = network()
+
+    def forward(self, x):
+        return torch.func.vmap(torch.func.jacfwd(self.inner))(x).flatten(1)
+
+
+def test_tensors_of_torch_func_are_kept():
+    left, made = (jacobian(ByFunc(), products=products) for products in (True, False))
+    u, v = torch.randn(ROWS, 12, dtype=torch.float64), torch.randn(left.network.shapes.total, dtype=torch.float64)
+    assert_close(left.vjp([u]), made.vjp([u]))
+    assert_close(left.jvp(v)[0], made.jvp(v)[0])

@@ -229,7 +229,8 @@ class Jacobian:
 
         If `batched`, cotangents carry an axis in front, and so do the gradients: several pullbacks at once.
         """
-        if not any(z.requires_grad for z, _ in zip(graph.ends, cotangents, strict=False)):
+        pairs = [(z, u) for z, u in zip(graph.ends, cotangents, strict=False) if z.requires_grad]
+        if not pairs:
             raise ValueError(
                 "the model's outputs do not depend on any of the parameters to train: nothing to optimise "
                 "(are they detached, or made under no_grad?)"
@@ -237,7 +238,6 @@ class Jacobian:
         keep = self._products and graph is self._kept and not (graph.pullback or batched)
         if keep and len(by) >= len(graph.theta) and all(map(is_, graph.theta, by)):
             return self._pull_and_keep(graph, cotangents, by)
-        pairs = [(z, u) for z, u in zip(graph.ends, cotangents, strict=False) if z.requires_grad]
         ends, given = [z for z, _ in pairs], [u for _, u in pairs]
         with self._as_before(graph):
             return torch.autograd.grad(ends, by, given, retain_graph=True, allow_unused=True, is_grads_batched=batched)  # type: ignore[arg-type]
@@ -256,8 +256,8 @@ class Jacobian:
         self, graph: Graph, cotangents: Sequence[Tensor], by: Sequence[Tensor | GradientEdge]
     ) -> tuple[Tensor | None, ...]:
         """As `pull`, by θ and what follows it; the second graph is left behind. Cotangents that are not given are zero."""
-        zeros = map(torch.zeros_like, graph.ends[len(cotangents) :])
-        graph.cotangents = [cotangent(u, z) for u, z in zip([*cotangents, *zeros], graph.ends, strict=True)]
+        graph.cotangents = [cotangent(u, z) for u, z in zip(cotangents, graph.ends, strict=False)]
+        graph.cotangents += [torch.zeros_like(z, requires_grad=True) for z in graph.ends[len(cotangents) :]]
         pairs = [(z, u) for z, u in zip(graph.ends, graph.cotangents, strict=True) if z.requires_grad]
         found: Sequence[Tensor | None] = (None,) * len(by)
         if pairs:
@@ -266,7 +266,7 @@ class Jacobian:
                 found = torch.autograd.grad(ends, by, given, create_graph=True, allow_unused=True)  # type: ignore[arg-type]
         pulled = found[: len(graph.theta)]
         graph.pullback = [None if g is None or not g.requires_grad else get_gradient_edge(g) for g in pulled]
-        return tuple(None if g is None else g.detach() for g in found)
+        return tuple([None if g is None else g.detach() for g in found])
 
     def _as_before(self, graph: Graph) -> AbstractContextManager[None]:
         """Around a backward pass: parts of the model that checkpoints run again see what they saw in the forward pass."""

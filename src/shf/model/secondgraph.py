@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
 
-import torch
 from torch import Tensor
 from torch.autograd.graph import Node, saved_tensors_hooks
 
@@ -34,12 +33,10 @@ def without_cotangents(ends: Sequence[Tensor], tell: Callable[[Tensor], object])
 
     def note(gradients: Sequence[Tensor | None]) -> None:
         handed.clear()
-        for g in gradients:
-            if g is not None and g.layout == torch.strided:
-                handed.append(g.untyped_storage().data_ptr())
+        handed.extend(_place(g) for g in gradients if g is not None)
 
     def keep(tensor: Tensor) -> tuple[Tensor]:
-        if tensor.layout == torch.strided and tensor.numel() > 1 and tensor.untyped_storage().data_ptr() in handed:
+        if tensor.numel() > 1 and (place := _place(tensor)) and place in handed:
             tell(tensor)
             return (tensor.new_zeros(()).expand(tensor.shape),)
         return (tensor.detach(),)
@@ -56,5 +53,13 @@ def without_cotangents(ends: Sequence[Tensor], tell: Callable[[Tensor], object])
 def cotangent(u: Tensor, z: Tensor) -> Tensor:
     """u as an end to differentiate by; where it lies in z's own memory, which is to be kept, elsewhere."""
     leaf = u.detach()
-    shared = u.layout == z.layout == torch.strided and u.untyped_storage().data_ptr() == z.untyped_storage().data_ptr()
+    shared = (place := _place(u)) and place == _place(z)
     return (leaf.clone() if shared else leaf).requires_grad_()
+
+
+def _place(tensor: Tensor) -> int:
+    """Where its numbers begin in memory; 0 for what has none of its own: sparse ones, those of torch.func."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return 0
