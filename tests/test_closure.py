@@ -26,13 +26,11 @@ def pair(make=mlp, loss=CE, **options):
 
 
 @pytest.mark.parametrize("make", [mlp, lambda: mlp(dropout=0.5), normalised], ids=["plain", "dropout", "batch norm"])
-@pytest.mark.parametrize(
-    "options",
-    [{"preconditioner_squares": "exact"}, shf.presets.fast, shf.presets.residual],
-    ids=["paper", "fast", "residual"],
-)
+@pytest.mark.parametrize("options", [{}, shf.presets.fast, shf.presets.residual], ids=["paper", "fast", "residual"])
 def test_a_step_on_a_closure_is_the_step_on_its_rows(make, options):
     """λ, ρ, masks, statistics and parameters. Fails if the closure sees other draws, or other parameters, anywhere."""
+    if make is normalised and not options:  # by default rows that mix are sampled, and a closure's are not
+        options = {"preconditioner_squares": "exact"}
     plain, closed = pair(make, **options)
     for _ in range(3):
         expected, info = plain.step(x, t), closed.step(lambda: shf.evaluate(closed.model(x), t))

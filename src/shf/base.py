@@ -183,9 +183,7 @@ class CurvatureOptimizer(Optimizer):
         With `split_vectors`, call it on all processes."""
         self._last_solution.gather(self.state, self._connection.ranks())
         found = super().state_dict()
-        first, *others = found[
-            "param_groups"
-        ]  # what was saved may be asked for later: options are no part of the run's
+        first, *others = found["param_groups"]
         numbers = {**first["shf"], "options": self.config.in_words()}
         return {**found, "param_groups": [{**first, "shf": numbers}, *others]}
 
