@@ -15,7 +15,7 @@ from shf.lab import clock
 def _quiet_torch():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # without those of devices, which take a while to ask for
     yield
     torch.set_num_threads(threads)
 

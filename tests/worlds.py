@@ -13,7 +13,10 @@ import torch
 import torch.distributed as dist
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed", "shf"])
+_CONTEXT.set_forkserver_preload(
+    ["torch", "torch._dynamo", "torch.distributed", "shf", "shf.lab.clock", "hypothesis", "pytest"]
+)
+# imported once, and not by every rank: what the tests' files import besides each other
 GROUP_TIMEOUT = 1200.0
 
 

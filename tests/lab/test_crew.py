@@ -9,9 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-from runs_helpers import assert_same_run, rows_without_clock
+from runs_helpers import assert_same_run, rows_without_clock, tiny_config
 
 from shf.lab.records import read_run
+from shf.lab.runner import start
 
 MAIN = Path(__file__).with_name("torchrun_main.py")
 OPTIONS = {"run": ("--threads", "1", "--checkpoint-seconds", "0", "--quiet"), "resume": ("--quiet",)}
@@ -46,23 +47,33 @@ def objectives(directory: Path) -> list[float]:
     return [row["objective"] for row in rows_without_clock(directory) if row["row"] == "iteration"]
 
 
-def alone(directory: Path, *words: str) -> None:
-    command = [sys.executable, str(MAIN), "run", "tiny", "--out", str(directory), *words, *OPTIONS["run"]]
-    subprocess.run(command, check=True, timeout=1200, stdout=subprocess.DEVNULL)
+def alone(directory: Path, epochs: int) -> None:
+    """The same run in this process."""
+    start(tiny_config(epochs=epochs), directory)
 
 
-def test_a_run_on_two_ranks_is_the_run_on_one(tmp_path: Path) -> None:
-    code, errors = torchrun(2, "run", "tiny", "--epochs", "3", "--out", tmp_path / "two")
-    assert code == 0, errors
-    alone(tmp_path / "one", "--epochs", "3")
-    record = read_run(tmp_path / "two").run
+@pytest.fixture
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four epochs on two ranks, undisturbed: made once, and read by all who compare with it."""
+    directory = tmp_path_factory.getbasetemp() / "whole-crew"
+    if not directory.exists():
+        code, errors = torchrun(2, "run", "tiny", "--epochs", "4", "--out", directory)
+        assert code == 0, errors
+    return directory
+
+
+@pytest.mark.xdist_group("crew")
+def test_a_run_on_two_ranks_is_the_run_on_one(tmp_path: Path, whole: Path) -> None:
+    alone(tmp_path / "one", epochs=4)
+    record = read_run(whole).run
     assert (record["status"], record["machine"]["processes"]) == ("finished", 2)
     assert record["command"].startswith("torchrun --nproc-per-node 2 -m shf run tiny ")
     assert "processes" not in read_run(tmp_path / "one").run["machine"]
-    assert objectives(tmp_path / "two") == pytest.approx(objectives(tmp_path / "one"), rel=1e-4)
-    assert len(objectives(tmp_path / "two")) == 9
+    assert objectives(whole) == pytest.approx(objectives(tmp_path / "one"), rel=1e-4)
+    assert len(objectives(whole)) == 12
 
 
+@pytest.mark.xdist_group("crew")
 @pytest.mark.parametrize(
     "fault",
     [
@@ -74,15 +85,13 @@ def test_a_run_on_two_ranks_is_the_run_on_one(tmp_path: Path) -> None:
         pytest.param("break 0 5", marks=pytest.mark.slow),
     ],
 )
-def test_a_rank_that_fails_is_restarted_and_nothing_is_lost(tmp_path: Path, fault: str) -> None:
+def test_a_rank_that_fails_is_restarted_and_nothing_is_lost(tmp_path: Path, whole: Path, fault: str) -> None:
     words = ("run", "tiny", "--epochs", "4", "--out")
     code, errors = torchrun(2, *words, tmp_path / "failed", restarts=1, fault=fault)
     assert code == 0, errors
     if fault == "kill 1 5":
         assert "rank 1 gave no sign" in errors
-    code, errors = torchrun(2, *words, tmp_path / "whole")
-    assert code == 0, errors
-    assert_same_run(tmp_path / "failed", tmp_path / "whole")
+    assert_same_run(tmp_path / "failed", whole)
 
 
 @pytest.mark.slow
@@ -93,7 +102,7 @@ def test_without_restarts_the_run_fails_and_is_resumed_on_another_number_of_rank
     assert len(objectives(tmp_path / "run")) == 4
     code, errors = torchrun(3, "resume", tmp_path / "run")
     assert code == 0, errors
-    alone(tmp_path / "one", "--epochs", "3")
+    alone(tmp_path / "one", epochs=3)
     assert objectives(tmp_path / "run") == pytest.approx(objectives(tmp_path / "one"), rel=1e-4)
 
 

@@ -385,25 +385,29 @@ find(Collection("toy", (DataFile("toy/data.bin", 9, hashlib.sha256(b"good data")
 """
 
 
-def fetcher(log: Path, seconds: float) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(FETCHER), str(log), str(seconds)])
+@contextlib.contextmanager
+def fetcher(log: Path, seconds: float) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process, which has asked its source."""
+    command = [sys.executable, "-c", textwrap.dedent(FETCHER), str(log), str(seconds)]
+    with subprocess.Popen(command) as process:
+        while not log.exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        yield process
 
 
 class TestTwoProcesses:
     def test_the_second_waits_and_finds_the_file(self, tmp_path: Path, cache: Path) -> None:
         """Without the lock both ask the source."""
-        log = tmp_path / "log"
-        processes = [fetcher(log, 2), fetcher(log, 2)]
-        assert [process.wait(1200) for process in processes] == [0, 0]
-        assert log.read_text() == "asked "
+        second = Fake({"toy/data.bin": GOOD})
+        with fetcher(tmp_path / "log", 1) as first:
+            assert find(Collection("toy", (data_file(),), (second,))) == cache
+            assert first.wait(1200) == 0
+        assert second.asked == []
         assert data_file().read(cache) == GOOD
 
     def test_a_killed_process_leaves_no_lock(self, tmp_path: Path, cache: Path) -> None:
-        log = tmp_path / "log"
-        with fetcher(log, 600) as process:
-            while not log.exists():
-                assert process.poll() is None
-                time.sleep(0.05)
+        with fetcher(tmp_path / "log", 600) as process:
             process.kill()
         assert find(Collection("toy", (data_file(),), (Fake({"toy/data.bin": GOOD}),))) == cache
 

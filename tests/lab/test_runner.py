@@ -509,7 +509,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from runs_helpers import tiny_config
 from shf.lab import runner
-import torch
+import torch._dynamo  # which optimizers import: once, and not in every child
 torch.set_num_threads(1)
 home, kills, seed = Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 config = tiny_config(epochs=12)
