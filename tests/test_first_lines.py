@@ -54,6 +54,11 @@ LINES = {
         "return shf.evaluate(model(inputs), targets)",
     ),
     "step(batch)": (lambda: shf.SHF(mlp(), CE).step([x, t]), "optimizer.step(*batch)"),
+    "step(x)": (lambda: shf.SHF(mlp(), CE).step(x), "no targets"),
+    "a loss without targets": (
+        lambda: shf.SHF(mlp(), lambda z: z.square().mean()).step(x, t),
+        "expected a callable loss(outputs, targets)",
+    ),
     "step([x], t)": (lambda: shf.SHF(mlp(), CE).step([x], t), "optimizer.step(inputs[0], targets)"),
     "a model with several outputs": (
         lambda: shf.SHF(several("logits", "hidden"), CE).step(x, t),

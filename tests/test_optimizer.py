@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import itertools
+import math
 import warnings
 from collections import namedtuple
 
@@ -483,8 +484,7 @@ def test_repr_shows_settings_state_and_groups():
     optimizer = shf.SHF(mlp(), CE, weight_decay=2e-5, cg_iterations=7)
     optimizer.next_epoch()
     text = repr(optimizer)
-    settings = "damping=1.0, damping_min=1e-15, damping_max=1000000000000000.0, damping_factor=0.99, "
-    assert text.startswith(f"SHF({settings}")
+    assert text.startswith("SHF(cg_iterations=7; ")  # what is not as it is by default
     assert text.endswith("; λ=1, epoch 1; parameters: 42 with weight_decay=2e-05, 9 with weight_decay=0; one process)")
 
 
@@ -623,3 +623,13 @@ def test_other_errors_of_a_model_get_no_note():
 def test_batches_of_changing_sizes():
     optimizer = shf.SHF(mlp(dropout=0.3), CE, curvature_batch=4)
     assert all(optimizer.step(*labelled(rows)).accepted for rows in (ROWS, 5, 4, 3, 2, 1, ROWS))
+
+
+def test_a_printed_step_is_a_line():
+    optimizer = shf.SHF(mlp(), CE)
+    info = optimizer.step(*labelled())
+    f, rest = f"f {info.loss_before:.6g} → {info.loss_after:.6g}", f"α {info.step_size:g}, 3 CG iterations"
+    assert str(info) == f"{f}, ρ {info.reduction_ratio:.2f}, λ 1, {rest}"
+    stays = dataclasses.replace(info, accepted=False, step_size=0.0, reduction_ratio=-math.inf, cg_steps=1)
+    assert str(stays) == f"f {info.loss_before:.6g} stays, ρ -inf, λ 1, α 0, 1 CG iteration"
+    assert str(shf.StepInfo.of_skipped(1.0, "inputs are nan")) == "skipped: inputs are nan"

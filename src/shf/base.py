@@ -88,7 +88,8 @@ class CurvatureOptimizer(Optimizer):
         return int(self._scalars["epoch"])
 
     def __repr__(self) -> str:
-        settings = ", ".join(f"{name}={value!r}" for name, value in self.config.values.items())
+        usual = self.config.defaults()
+        settings = ", ".join(f"{name}={value!r}" for name, value in self.config.values.items() if value != usual[name])
         groups = ", ".join(
             f"{sum(p.numel() for p in g['params'])} with weight_decay={g['weight_decay']:g}" for g in self.param_groups
         )

@@ -71,6 +71,14 @@ class StepInfo:
     gradient_noise: float | None = None
     terms: Mapping[str, float] | None = None
 
+    def __str__(self) -> str:
+        """The step in a line, for `print(info)`."""
+        if self.skipped is not None:
+            return f"skipped: {self.skipped}"
+        f = f"f {self.loss_before:.6g} " + (f"→ {self.loss_after:.6g}" if self.accepted else "stays")
+        steps = f"{self.cg_steps} CG iteration{'s' * (self.cg_steps != 1)}"
+        return f"{f}, ρ {self.reduction_ratio:.2f}, λ {self.damping:.3g}, α {self.step_size:g}, {steps}"
+
     def asdict(self) -> dict[str, float]:
         """Numbers alone, flat, as loggers take them: terms by `term/name`, a floor or ceiling of λ as -1 or 1, no entry for
         what was not measured."""

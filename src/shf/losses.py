@@ -98,7 +98,12 @@ class Loss:
         return own or any(function is known for known, _ in _FUNCTIONS)
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
-        value = self.function(outputs, targets)
+        try:
+            value = self.function(outputs, targets)
+        except TypeError as error:
+            given = "outputs and no targets" if targets is None else "outputs and targets"
+            right = "optimizer.step(inputs, targets)" if targets is None else "a callable loss(outputs, targets)"
+            raise TypeError(f"loss {self.name} cannot be called with {given} ({error}): expected {right}") from error
         if not isinstance(value, Tensor) or value.numel() != 1:
             found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
             raise ValueError(
