@@ -53,3 +53,7 @@ class AmbiguousRowsError(ValueError):
 
 class SHFWarning(UserWarning):
     """Something in the surroundings of a step that the user may not expect."""
+
+
+class FloorWarning(SHFWarning):
+    """λ at its floor holds steps short."""

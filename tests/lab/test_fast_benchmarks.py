@@ -155,7 +155,7 @@ def test_one_preset_over_many_problems(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.filterwarnings("ignore:λ stands at its floor:shf.SHFWarning")
+@pytest.mark.filterwarnings("ignore::shf.errors.FloorWarning")
 def test_the_preset_survives_batches_that_contradict_each_other(seed):
     """Digits in batches of 500: a λ that rises too late makes training diverge. Fails with `damping_rise=1`."""
     pytest.importorskip("sklearn")

@@ -14,12 +14,12 @@ from shf.errors import SHFWarning
 from shf.runtime.interrupts import deferred_interrupts
 
 
-def warn(words: str) -> None:
-    """An SHFWarning that points at the caller's own line, however deep within shf and torch it comes from."""
+def warn(words: str, kind: type[SHFWarning] = SHFWarning) -> None:
+    """A warning that points at the caller's own line, however deep within shf and torch it comes from."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _INSIDE:
         frame, level = frame.f_back, level + 1
-    warnings.warn(words, SHFWarning, stacklevel=level)
+    warnings.warn(words, kind, stacklevel=level)
 
 
 _INSIDE = ("shf", "torch", "contextlib")

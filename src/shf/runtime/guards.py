@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from shf.component import Component, one_of, option, whole
 from shf.data.batches import Batch
-from shf.errors import NonFiniteError
+from shf.errors import FloorWarning, NonFiniteError
 from shf.info import DampingBound, StepInfo
 from shf.runtime.context import warn
 from shf.runtime.diagnosis import diagnose, diagnose_held
@@ -51,7 +51,7 @@ class Guards(Component):
         if held < _HELD:
             held = held + 1 if _is_held(info) else 0
             if held == _HELD:
-                warn(diagnose_held(info, held))
+                warn(diagnose_held(info, held), FloorWarning)
         return {"rejections": rejections, "held": held}
 
     def pass_over(self, error: NonFiniteError, damping: float) -> StepInfo:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shf import SHF, GrowingLoader, SHFWarning, StepInfo
+from shf import SHF, GrowingLoader, StepInfo
+from shf.errors import FloorWarning
 from shf.nn.sparse import SparseLinear
 
 ACTIVATIONS = {"identity": nn.Identity, "logistic": nn.Sigmoid, "tanh": nn.Tanh, "relu": nn.ReLU}
@@ -120,7 +121,7 @@ class Training:
     def step(self, table: Table) -> StepInfo:
         """One step on all rows of a table."""
         with warnings.catch_warnings():  # who uses an estimator cannot follow this advice
-            warnings.filterwarnings("ignore", "λ stands at its floor", SHFWarning)
+            warnings.simplefilter("ignore", FloorWarning)
             return self._optimizer.step(table.inputs, (table.targets, table.weights))
 
     def iterate(self, table: Table) -> float:
