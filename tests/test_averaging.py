@@ -147,3 +147,57 @@ def test_the_batch_method_averages_too():
     with optimizer.averaged():
         assert not torch.equal(theta(model), last)
     assert torch.equal(theta(model), last)
+
+
+def noisy(count, seed, noise):
+    """A line with so much noise on it that each batch asks for another one."""
+    source = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 6, generator=source, dtype=torch.float64)
+    return x, x.sum(1, keepdim=True) + noise * torch.randn(count, 1, generator=source, dtype=torch.float64)
+
+
+def of_lines(noise, steps, **options):
+    """Newton steps, each to the minimum of its own sixteen rows; how an average that nobody looks at serves beside it."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 1, dtype=torch.float64)
+    with torch.no_grad():
+        model.weight.fill_(30.0)
+    settings = {"solver": "dense", "damping": 0.05 if noise else 10.0, "damping_factor": 1.0, "cg_decay": 0.0}
+    optimizer = shf.SHF(model, nn.MSELoss(), seed=0, **{**settings, **options})
+    infos = [optimizer.step(*noisy(16, k, noise)) for k in range(steps)]
+    iterate = theta(model)
+    with optimizer.averaged():
+        served = theta(model)
+    return optimizer, infos, iterate, served
+
+
+def test_an_average_stands_in_while_new_batches_are_better_fitted_by_it():
+    """Of noisy batches the average serves; on the way to a line without noise it lags behind, and the iterate does."""
+    optimizer, infos, iterate, served = of_lines(3.0, 40, averaging="auto")
+    _, plain, same, average = of_lines(3.0, 40, averaging=0.999)
+    assert torch.equal(iterate, same)
+    assert torch.equal(served, average)
+    assert not torch.equal(served, iterate)
+    assert [a.evaluations - b.evaluations for a, b in zip(infos, plain, strict=True)] == 4 * ([0] * 9 + [1])
+    fits = [
+        nn.functional.mse_loss(noisy(5000, 99, 0.0)[0] @ v[:-1] + v[-1], noisy(5000, 99, 0.0)[1][:, 0])
+        for v in (served, iterate)
+    ]
+    assert fits[0] < 0.5 * fits[1]
+
+    optimizer, _, iterate, served = of_lines(0.0, 20, averaging="auto")
+    assert torch.equal(served, iterate)
+    optimizer.eval()
+    assert torch.equal(theta(optimizer.model), iterate)
+    optimizer.step(*noisy(16, 20, 0.0))
+
+
+def test_what_the_average_gained_is_part_of_the_state():
+    optimizer, *_ = of_lines(3.0, 25, averaging="auto")
+    other = shf.SHF(copy.deepcopy(optimizer.model), nn.MSELoss(), **optimizer.config.values)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for k in range(25, 32):
+        assert optimizer.step(*noisy(16, k, 3.0)) == other.step(*noisy(16, k, 3.0))
+    assert identical(snapshot(optimizer), snapshot(other))
+    gains = optimizer.param_groups[0]["shf"]["average_gain"]
+    assert 0 < gains < 1

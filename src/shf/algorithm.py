@@ -96,7 +96,9 @@ def shf_step(
     if not (math.isfinite(f_old) and (math.isfinite(gradient_norm) or all_finite(downhill, dot))):
         raise NonFiniteError.of_sum(f_old, gradient_norm)
     noise = rounding(f_old, torch.finfo(downhill.dtype).eps)
-    here = Local(f_old, downhill, f, problem.system, memory, dot, noise, problem.own, problem.mean_eigenvalue)
+    here = Local(
+        f_old, downhill, f, problem.value, problem.system, memory, dot, noise, problem.own, problem.mean_eigenvalue
+    )
 
     # λ, and P at it
     lam, looks = method.damping.begin(state.damping, here)

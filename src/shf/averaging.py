@@ -1,9 +1,11 @@
 """The running average of the iterates, for evaluation. Beyond the paper; off by default.
 
-Late in training the iterates move around a point more than towards it; their average is nearer to it than they are.
+Late in training the iterates move around a point more than towards it; their average is nearer to it than they are. Early,
+or where batches agree, it only lags behind: with "auto" new batches say which of the two it is.
 """
 
-from collections.abc import Iterator, MutableMapping
+import math
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,22 +14,26 @@ import torch
 from torch import Tensor
 
 from shf.component import Component, number, option
+from shf.local import Local
 from shf.runtime.interrupts import deferred_interrupts, no_interrupts
-from shf.state import Memory, OptimizerState, recall, remember
+from shf.state import OptimizerState, recall, remember
 
-AVERAGE = "average"
-"""Its name in the optimizer's state."""
+AVERAGE, GAIN = "average", "average_gain"
+"""Their names in the optimizer's state: the average, and what it has gained on new batches."""
+_EVERY, _NEWEST = 10, 0.3
+"""Steps from one look at the average to the next, and its share in what the average is taken to gain."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Averaging(Component):
     """A running average of θ, parameter by parameter."""
 
-    decay: float = option(
+    decay: float | str = option(
         0.0,
-        number(least=0.0, below=1.0),
+        number(least=0.0, below=1.0, words=("auto",)),
         """the share of the running average of the iterates that a step keeps; 0 for no average. `SHF.averaged` puts the
-        average in the parameters' place, for evaluation.""",
+        average in the parameters' place, for evaluation. "auto" averages over about the last ninth of all steps, and keeps
+        the iterates in place for as long as they do better on new batches.""",
         name="averaging",
     )
 
@@ -35,21 +41,48 @@ class Averaging(Component):
     def tensors(self) -> tuple[str, ...]:
         return (AVERAGE,) if self.decay else ()
 
-    def update(self, theta: Tensor, memory: Memory) -> None:
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        return (GAIN,) if self.decay == "auto" else ()
+
+    def update(self, theta: Tensor, here: Local) -> int:
         """average ← d · average + (1 - d) · θ with d = min(decay, (k + 1)/(k + 10)) after step k = 0, 1, …: early iterates
-        are soon forgotten. A parameter that is new begins with itself."""
+        are soon forgotten. A parameter that is new begins with itself.
+
+        Returns:
+            How many evaluations it took: with "auto" one in every tenth step, at the average before the step, on a batch
+            that neither it nor the step's θ have seen.
+        """
         if not self.decay:
-            return
-        k = memory.numbers["iteration"]
-        keep = min(self.decay, (k + 1) / (k + 10))
-        values = memory.network.shapes.split(theta)
+            return 0
+        memory = here.memory
+        k, averages = memory.numbers["iteration"], memory.pieces(AVERAGE)
+        looks = self.decay == "auto" and k % _EVERY == _EVERY - 1
+        if looks:
+            values = zip(averages, memory.network.parameters, strict=True)
+            there = torch.cat([(p.detach() if average is None else average).reshape(-1) for average, p in values])
+            seen = memory.number(GAIN, 0.0)
+            memory.keep(**{GAIN: seen + _NEWEST * (_relative_gain(here, there) - seen)})
+        keep = (k + 1) / (k + 10) if isinstance(self.decay, str) else min(self.decay, (k + 1) / (k + 10))
         memory.keep_pieces(
             AVERAGE,
             [
                 value.clone() if old is None else torch.lerp(value, old, keep)
-                for value, old in zip(values, memory.pieces(AVERAGE), strict=True)
+                for value, old in zip(memory.network.shapes.split(theta), averages, strict=True)
             ],
         )
+        return int(looks)
+
+    def serves(self, numbers: Mapping[str, Any]) -> bool:
+        """Whether the average is to stand in the parameters' place where one is asked for."""
+        return bool(self.decay) and (self.decay != "auto" or numbers.get(GAIN, 0.0) > 0)
+
+
+def _relative_gain(here: Local, average: Tensor) -> float:
+    """What f gains on this batch at the average, in shares of f; -1 where it is not finite there."""
+    value = here.at(here.own(average))
+    size = abs(here.value) + abs(value)
+    return ((here.value - value) / size if size else 0.0) if math.isfinite(value) else -1.0
 
 
 def exchange_(parameters: Iterator[Tensor], state: OptimizerState, group: MutableMapping[str, Any]) -> None:

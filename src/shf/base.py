@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from shf.averaging import exchange_, swapped
+from shf.averaging import Averaging, exchange_, swapped
 from shf.composition import Config
 from shf.data.batches import Count, Select, count_rows, select_rows
 from shf.distributed.replicated import Communication, Connection
@@ -111,7 +111,7 @@ class CurvatureOptimizer(Optimizer):
         """
         if not self.config.averaging:
             raise RuntimeError(f"{type(self).__name__}(averaging=0): no average is kept; give averaging=0.95, say")
-        if self._scalars.get("averaged"):  # by `eval`
+        if self._scalars.get("averaged") or not self._average_serves():  # by `eval`; or the iterates do better
             yield
             return
         with swapped(self.model.parameters(), self.state):
@@ -134,9 +134,12 @@ class CurvatureOptimizer(Optimizer):
         self._exchange(averaged=False)
 
     def _exchange(self, *, averaged: bool) -> None:
-        if not self.config.averaging or bool(self._scalars.get("averaged")) == averaged:
+        if bool(self._scalars.get("averaged")) == averaged or (averaged and not self._average_serves()):
             return
         exchange_(self.model.parameters(), self.state, self.param_groups[0])
+
+    def _average_serves(self) -> bool:
+        return self.config.part(Averaging).serves(self._scalars)
 
     def next_epoch(self) -> None:
         """Begins the next epoch: γ ← min(1.01 γ, 0.99), β ← cβ, and the next curvature rows."""

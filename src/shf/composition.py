@@ -153,11 +153,12 @@ class Config:
             self._of_kind[kind] = next((part for part in self.parts.values() if isinstance(part, kind)), None) or kind()
         return self._of_kind[kind]  # type: ignore[no-any-return]
 
-    def finish(self, method: Method, move: Move, info: StepInfo, here: Local) -> None:
-        """The step is done: what the parts remember of it."""
+    def finish(self, method: Method, move: Move, info: StepInfo, here: Local) -> StepInfo:
+        """The step is done: what the parts remember of it, and what they still evaluated."""
         method.damping.moved(move, info.loss_before - info.loss_after, here)
-        self.part(Averaging).update(move.after, here.memory)
+        looks = self.part(Averaging).update(move.after, here)
         here.memory.keep(**self.part(Caution).after(here.memory.numbers, info.reduction_ratio, info.gradient_noise))
+        return dataclasses.replace(info, evaluations=info.evaluations + looks) if looks else info
 
     def method(self, memory: Memory, curvature_share: float) -> Method:
         """Algorithm 1 of one step."""

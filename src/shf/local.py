@@ -18,6 +18,7 @@ class Local:
         value: f(θ) on X^g.
         downhill: -∇f(θ).
         f: (δ, rate) ↦ f(θ + rate·δ) on X^g; each call is an evaluation.
+        at: θ ↦ f(θ) on X^g, of this process's part of another θ; an evaluation, too.
         system: λ ↦ (B + λI) on X^c.
         memory: what was remembered, and what is to be.
         dot: the inner product of vectors.
@@ -29,6 +30,7 @@ class Local:
     value: float
     downhill: Tensor
     f: Callable[[Tensor, float], float]
+    at: Callable[[Tensor], float]
     system: Callable[[float], LinearSystem]
     memory: Memory
     dot: Dot = inner_product

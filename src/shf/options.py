@@ -42,7 +42,7 @@ class Options(TypedDict, total=False):
     backtracking: str | None
     line_search_steps: int
     decay_direction: bool
-    averaging: float
+    averaging: float | str
     noise_every: int | None
     nonfinite: str
     max_rejections: int | None

@@ -37,7 +37,7 @@ class presets:  # noqa: N801 - used as a namespace: shf.presets.classifier
             "backtracking": None,
             "preconditioner": "kronecker",
             "decay_direction": True,
-            "averaging": 0.9,
+            "averaging": "auto",
             "noise_every": 10,
         }
     )
