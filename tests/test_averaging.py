@@ -173,16 +173,13 @@ def of_lines(noise, steps, **options):
 
 def test_an_average_stands_in_while_new_batches_are_better_fitted_by_it():
     """Of noisy batches the average serves; on the way to a line without noise it lags behind, and the iterate does."""
-    optimizer, infos, iterate, served = of_lines(3.0, 40, averaging="auto")
-    _, plain, same, average = of_lines(3.0, 40, averaging=0.999)
-    assert torch.equal(iterate, same)
-    assert torch.equal(served, average)
-    assert not torch.equal(served, iterate)
-    assert [a.evaluations - b.evaluations for a, b in zip(infos, plain, strict=True)] == 4 * ([0] * 9 + [1])
-    fits = [
-        nn.functional.mse_loss(noisy(5000, 99, 0.0)[0] @ v[:-1] + v[-1], noisy(5000, 99, 0.0)[1][:, 0])
-        for v in (served, iterate)
-    ]
+    steps = 10  # one look, before anything of it has come into a step
+    optimizer, infos, iterate, served = of_lines(3.0, 60, averaging="auto")
+    _, plain, *_ = of_lines(3.0, steps, averaging=0.999)
+    assert [info.loss_after for info in infos[:steps]] == [info.loss_after for info in plain]
+    assert [a.evaluations - b.evaluations for a, b in zip(infos, plain, strict=False)] == [0] * 9 + [1]
+    rows, targets = noisy(5000, 99, 0.0)
+    fits = [nn.functional.mse_loss(rows @ v[:-1] + v[-1], targets[:, 0]) for v in (served, iterate)]
     assert fits[0] < 0.5 * fits[1]
 
     optimizer, _, iterate, served = of_lines(0.0, 20, averaging="auto")
@@ -190,6 +187,24 @@ def test_an_average_stands_in_while_new_batches_are_better_fitted_by_it():
     optimizer.eval()
     assert torch.equal(theta(optimizer.model), iterate)
     optimizer.step(*noisy(16, 20, 0.0))
+
+
+def test_steps_that_go_farther_than_their_batches_know_become_shorter():
+    """Fails without the share: each step goes all the way to what its own batch asks for, and the next goes elsewhere."""
+    optimizer, _, iterate, _ = of_lines(3.0, 100, averaging="auto")
+    _, _, unheld, _ = of_lines(3.0, 100, averaging=0.999)
+    share = optimizer.param_groups[0]["shf"]["step_share"]
+    assert 0.05 <= share < 0.8
+    twin = copy.deepcopy(optimizer)
+    twin.param_groups[0]["shf"]["step_share"] = 1.0
+    for each in (optimizer, twin):
+        each.step(*noisy(16, 100, 3.0))
+    assert_close(theta(optimizer.model) - iterate, share * (theta(twin.model) - iterate))
+    rows, targets = noisy(5000, 99, 0.0)
+    held, free = (nn.functional.mse_loss(rows @ v[:-1] + v[-1], targets[:, 0]) for v in (iterate, unheld))
+    assert held < 0.5 * free
+    optimizer, *_ = of_lines(0.0, 30, averaging="auto")
+    assert optimizer.param_groups[0]["shf"]["step_share"] == 1.0
 
 
 def test_what_the_average_gained_is_part_of_the_state():

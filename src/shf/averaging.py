@@ -1,11 +1,12 @@
 """The running average of the iterates, for evaluation. Beyond the paper; off by default.
 
 Late in training the iterates move around a point more than towards it; their average is nearer to it than they are. Early,
-or where batches agree, it only lags behind: with "auto" new batches say which of the two it is.
+or where batches agree, it only lags behind. With "auto" new batches say which of the two it is, and more: where the average
+fits them much better, steps go farther than what their batches know, and are made shorter.
 """
 
 import math
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +19,12 @@ from shf.local import Local
 from shf.runtime.interrupts import deferred_interrupts, no_interrupts
 from shf.state import OptimizerState, recall, remember
 
-AVERAGE, GAIN = "average", "average_gain"
-"""Their names in the optimizer's state: the average, and what it has gained on new batches."""
+AVERAGE, GAIN, SHARE = "average", "average_gain", "step_share"
+"""Their names in the optimizer's state: the average, its gain on new batches, and the share of an update that is made."""
 _EVERY, _NEWEST = 10, 0.3
-"""Steps from one look at the average to the next, and its share in what the average is taken to gain."""
+"""Steps from one look at the average to the next, and a look's share in what the average is taken to gain."""
+_MUCH, _SHORTER, _LEAST = 0.05, 0.8, 0.05
+"""A gain that says that steps are too long; how much shorter they become, or longer where it is less; their least share."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +35,8 @@ class Averaging(Component):
         0.0,
         number(least=0.0, below=1.0, words=("auto",)),
         """the share of the running average of the iterates that a step keeps; 0 for no average. `SHF.averaged` puts the
-        average in the parameters' place, for evaluation. "auto" averages over about the last ninth of all steps, and keeps
-        the iterates in place for as long as they do better on new batches.""",
+        average in the parameters' place, for evaluation. "auto" averages over about the last ninth of all steps, leaves the
+        iterates in place while they do better on new batches, and shortens steps while they do much worse.""",
         name="averaging",
     )
 
@@ -43,7 +46,7 @@ class Averaging(Component):
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        return (GAIN,) if self.decay == "auto" else ()
+        return (GAIN, SHARE) if self.decay == "auto" else ()
 
     def update(self, theta: Tensor, here: Local) -> int:
         """average ← d · average + (1 - d) · θ with d = min(decay, (k + 1)/(k + 10)) after step k = 0, 1, …: early iterates
@@ -59,10 +62,7 @@ class Averaging(Component):
         k, averages = memory.numbers["iteration"], memory.pieces(AVERAGE)
         looks = self.decay == "auto" and k % _EVERY == _EVERY - 1
         if looks:
-            values = zip(averages, memory.network.parameters, strict=True)
-            there = torch.cat([(p.detach() if average is None else average).reshape(-1) for average, p in values])
-            seen = memory.number(GAIN, 0.0)
-            memory.keep(**{GAIN: seen + _NEWEST * (_relative_gain(here, there) - seen)})
+            self._listen(averages, here)
         keep = (k + 1) / (k + 10) if isinstance(self.decay, str) else min(self.decay, (k + 1) / (k + 10))
         memory.keep_pieces(
             AVERAGE,
@@ -72,6 +72,19 @@ class Averaging(Component):
             ],
         )
         return int(looks)
+
+    def _listen(self, averages: Sequence[Tensor | None], here: Local) -> None:
+        """What a new batch says of the average, and so of the length of steps."""
+        memory = here.memory
+        pairs = zip(averages, memory.network.parameters, strict=True)
+        gain = _relative_gain(here, torch.cat([(p.detach() if a is None else a).reshape(-1) for a, p in pairs]))
+        seen, share = memory.number(GAIN, 0.0), memory.number(SHARE, 1.0)
+        share = max(share * _SHORTER, _LEAST) if gain > _MUCH else min(share / _SHORTER, 1.0)
+        memory.keep(**{GAIN: seen + _NEWEST * (gain - seen), SHARE: share})
+
+    def share(self, numbers: Mapping[str, Any]) -> float:
+        """Of each update, that is made; beside β, which is the paper's."""
+        return float(numbers.get(SHARE, 1.0)) if self.decay == "auto" else 1.0
 
     def serves(self, numbers: Mapping[str, Any]) -> bool:
         """Whether the average is to stand in the parameters' place where one is asked for."""

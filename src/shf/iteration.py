@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from shf.algorithm import State, shf_step
+from shf.averaging import Averaging
 from shf.commit import all_or_nothing, assign_
 from shf.composition import Config
 from shf.data.batches import Batch
@@ -58,7 +59,8 @@ class Iteration:
         method = self.config.method(memory, problem.part.curvature_share)
         gamma = float(numbers["cg_decay"]) if numbers["momentum"] else 0.0
         delta = self.last.read(network, self.state, self.ranks)
-        state = State(delta, numbers["damping"], gamma, float(numbers["update_scale"]))
+        beta = float(numbers["update_scale"]) * self.config.part(Averaging).share(numbers)
+        state = State(delta, numbers["damping"], gamma, beta)
         try:
             moved, after, info, here = shf_step(problem, state, method, memory)
         except NonFiniteError as error:
