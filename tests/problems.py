@@ -171,7 +171,7 @@ def _options(draw: random.Random) -> dict[str, Any]:
         "backtracking": draw.choice(("all", "first-worse", None)),
         "line_search_steps": draw.choice((0, 5, 60)),
         "max_norm": draw.choice((None, None, 1e-3, 1.0, "fan-in")),
-        "averaging": draw.choice((0.0, 0.0, 0.9)),
+        "averaging": draw.choice((0.0, 0.0, 0.9, "auto")),
         "noise_every": draw.choice((None, None, 1)),
         "decay_direction": draw.choice((False, True)),
         "microbatch": draw.choice((None, None, 1, 2)),

@@ -26,7 +26,7 @@ OUT_OF_RANGE = {
     "damping_rule": (["heldout", None, True], "one of 'batch', 'held-out'"),
     "cg_worth": ([None, "yes", 1], "True or False"),
     "cg_noise": ([-0.1, 1.0, NAN, "0.3", True], "a number at least 0 and below 1, or None"),
-    "averaging": ([-0.1, 1.0, NAN, None], "a number at least 0 and below 1"),
+    "averaging": ([-0.1, 1.0, NAN, None, "always"], "a number at least 0 and below 1, or 'auto'"),
     "noise_every": ([0, -1], "at least 1 or None"),
     "damping_rise": ([0, 0.5, NAN, INF, None, True], "a number at least 1"),
     "damping_factor": ([0, -0.5, 1.01, NAN, None], "a number greater than 0 and at most 1"),

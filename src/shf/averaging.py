@@ -83,7 +83,7 @@ class Averaging(Component):
         memory.keep(**{GAIN: seen + _NEWEST * (gain - seen), SHARE: share})
 
     def share(self, numbers: Mapping[str, Any]) -> float:
-        """Of each update, that is made; beside β, which is the paper's."""
+        """Of each update, that is made."""
         return float(numbers.get(SHARE, 1.0)) if self.decay == "auto" else 1.0
 
     def serves(self, numbers: Mapping[str, Any]) -> bool:

@@ -153,6 +153,10 @@ class Config:
             self._of_kind[kind] = next((part for part in self.parts.values() if isinstance(part, kind)), None) or kind()
         return self._of_kind[kind]  # type: ignore[no-any-return]
 
+    def update_scale(self, numbers: Mapping[str, Any]) -> float:
+        """β, and of that the share which the average lets be made."""
+        return float(numbers["update_scale"]) * self.part(Averaging).share(numbers)
+
     def finish(self, method: Method, move: Move, info: StepInfo, here: Local) -> StepInfo:
         """The step is done: what the parts remember of it, and what they still evaluated."""
         method.damping.moved(move, info.loss_before - info.loss_after, here)

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from shf.algorithm import State, shf_step
-from shf.averaging import Averaging
 from shf.commit import all_or_nothing, assign_
 from shf.composition import Config
 from shf.data.batches import Batch
@@ -59,8 +58,7 @@ class Iteration:
         method = self.config.method(memory, problem.part.curvature_share)
         gamma = float(numbers["cg_decay"]) if numbers["momentum"] else 0.0
         delta = self.last.read(network, self.state, self.ranks)
-        beta = float(numbers["update_scale"]) * self.config.part(Averaging).share(numbers)
-        state = State(delta, numbers["damping"], gamma, beta)
+        state = State(delta, numbers["damping"], gamma, self.config.update_scale(numbers))
         try:
             moved, after, info, here = shf_step(problem, state, method, memory)
         except NonFiniteError as error:

@@ -118,6 +118,7 @@ OPTIONS = {
         "weight_decay": 4.0,
     },
     "vectors split, no preconditioner, max norm": {"split_vectors": True, "preconditioner": None, "max_norm": 0.3},
+    "vectors split, an average that listens": {"split_vectors": True, "averaging": "auto"},
     "per case": {"loss": shf.losses.per_case(nn.CrossEntropyLoss())},
 }
 
@@ -131,7 +132,7 @@ def check_trajectories(sizes, names, iterations):
 
 
 def test_two_ranks_follow_the_single_process():
-    check_trajectories([25, 15], ["block of curvature rows"], ITERATIONS)
+    check_trajectories([25, 15], ["block of curvature rows", "vectors split, an average that listens"], ITERATIONS)
 
 
 def test_two_ranks_follow_with_any_option():
@@ -165,7 +166,7 @@ def test_the_trajectories_compared_move_and_differ():
     start = theta(network())
     assert all((end - start).abs().max() > 1e-2 for end in ends)
     apart = [bool((a - b).abs().max() > 1e-4) for i, a in enumerate(ends) for b in ends[:i]]
-    assert apart.count(False) == 10  # block, microbatch, per case, split and the scaled sum are the same method
+    assert apart.count(False) == 15  # block, microbatch, per case, split, the scaled sum, and an average that is yet to listen
 
 
 def hf_run(rank, sizes, **options):
