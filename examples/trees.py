@@ -53,8 +53,9 @@ class Level(NamedTuple):
     right: Tensor
 
 
-def levels(trees: Sequence[Tree]) -> tuple[list[Level], Tensor]:
-    """The nodes of a batch from the leaves up, and where the roots stand, if nodes are numbered in that order."""
+def levels(trees: Sequence[Tree], device: torch.device | None = None) -> tuple[list[Level], Tensor]:
+    """The nodes of a batch from the leaves up, and where the roots stand, if nodes are numbered in that order; for a network
+    on this device."""
     sizes = torch.tensor([len(tree.table) for tree in trees])
     ends = sizes.cumsum(0)
     symbol, height, left, right = torch.cat([tree.table for tree in trees]).unbind(1)
@@ -65,8 +66,8 @@ def levels(trees: Sequence[Tree]) -> tuple[list[Level], Tensor]:
     found = []
     for nodes in order.split(height.bincount().tolist()):
         lower = [place[(child + offset)[nodes].clamp_min(0)] for child in (left, right)]
-        found.append(Level(symbol[nodes], *lower))
-    return found, place[ends - 1]
+        found.append(Level(*(indices.to(device) for indices in (symbol[nodes], *lower))))
+    return found, place[ends - 1].to(device)
 
 
 class TreeLSTM(nn.Module):
@@ -90,7 +91,7 @@ class TreeLSTM(nn.Module):
 
     def forward(self, trees: Sequence[Tree]) -> Tensor:
         """(trees, outputs)."""
-        (leaves, *inner), roots = levels(trees)
+        (leaves, *inner), roots = levels(trees, self.out.weight.device)
         cells = self.embedding(leaves.symbols)
         states = torch.tanh(cells)
         for level in inner:

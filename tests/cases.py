@@ -165,7 +165,7 @@ class Attention(nn.Module):
         self.weights, self.causal = weights, causal
 
     def forward(self, x: Tensor) -> Tensor:
-        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=x.dtype) if self.causal else None
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], x.device, x.dtype) if self.causal else None
         y, _ = self.attention(x, x, x, need_weights=self.weights, attn_mask=mask)
         return self.out(self.norm(x + y).mean(1))
 
@@ -180,7 +180,7 @@ class FusedAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (t.unflatten(-1, (2, 2)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
-        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril() if self.mask else None
+        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril() if self.mask else None
         attended = F.scaled_dot_product_attention(
             q, k, v, mask, self.dropout if self.training else 0.0, is_causal=mask is None
         )
@@ -238,7 +238,7 @@ class StochasticDepth(nn.Module):
         self.inner = nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        keep = (torch.rand(len(x), 1, dtype=x.dtype) < 0.5).to(x.dtype) if self.training else 0.5
+        keep = (torch.rand(len(x), 1, dtype=x.dtype, device=x.device) < 0.5).to(x.dtype) if self.training else 0.5
         return x + keep * torch.tanh(self.inner(x))
 
 
