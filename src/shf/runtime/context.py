@@ -3,7 +3,7 @@
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -33,12 +33,13 @@ def twice_differentiable_kernels(device: torch.device, *, recurrent: bool = True
     Fused attention and cuDNN's recurrent kernels have no second derivative: attention uses its mathematical form here,
     and cuDNN is set aside if there are recurrent layers. The fast path of transformer layers in eval mode, which torch
     takes only where no gradient is wanted, is shut: with a padding mask it computes another function. Autocast is off:
-    curvature in half precision is noise.
+    curvature in half precision is noise. What `torch.compile` has made runs as it was written.
     """
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with (
+            _as_written(),
             sdpa_kernel(SDPBackend.MATH),
             torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext(),
             torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext(),
@@ -46,6 +47,15 @@ def twice_differentiable_kernels(device: torch.device, *, recurrent: bool = True
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
+
+
+def _as_written() -> AbstractContextManager[None]:
+    """Inside, nothing is compiled: compiled graphs cannot be differentiated twice, and what torch first meets inside of a
+    dispatch mode, such as that of frozen draws, it never compiles afterwards, outside of a step either."""
+    if "torch._dynamo" not in sys.modules or not hasattr(torch.compiler, "set_stance"):  # nothing is; torch before 2.6
+        return nullcontext()
+    stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 def is_recurrent(model: nn.Module) -> bool:
