@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from helpers import assert_close, identical
 from shf.algorithm import State, shf_step
 from shf.composition import Config
-from shf.linear.cg import CGStop, conjugate_gradient, identity, inner_product
+from shf.linear.cg import CGStop, conjugate_gradient, identity
+from shf.linear.flat import inner_products
 from shf.linear.stopping import Stopping
 from shf.linear.system import LinearSystem
 from shf.local import Expansion
@@ -35,8 +36,8 @@ class Problem:
     def point(self, delta, rate):
         return self.theta + rate * delta
 
-    def dot(self, a, b):
-        return inner_product(a, b)
+    def dots(self, *pairs):
+        return inner_products(*pairs)
 
     def own(self, vector):
         return vector

@@ -1,12 +1,13 @@
 """What a second thread gives and takes: `python tools/threads.py` compares steps on one thread and on all that torch has.
 
-Steps take turns, so that what else the machine does meets both. The first number is time, the second processor time: threads that
-wait for each other take it too.
+Steps take turns, so that what else the machine does meets both. Processor time stands beside time: threads that wait for
+each other take it too.
 """
 
 import argparse
 import statistics
 import time
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ CASES: dict[str, tuple[tuple[int, ...], int, int]] = {  # widths, rows, steps in
 
 def optimizer(widths: tuple[int, ...], rows: int) -> tuple[shf.SHF, tuple[Any, Any]]:
     torch.manual_seed(0)
-    layers = [part for a, b in zip(widths, widths[1:], strict=False) for part in (nn.Linear(a, b), nn.Tanh())]
+    layers = [part for a, b in pairwise(widths) for part in (nn.Linear(a, b), nn.Tanh())]
     batch = torch.randn(rows, widths[0]), torch.randn(rows, widths[-1])
     return shf.SHF(nn.Sequential(*layers[:-1]), nn.MSELoss(), seed=0), batch
 

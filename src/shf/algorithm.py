@@ -14,7 +14,7 @@ from shf.damping.levenberg import reduction_ratio, rounding
 from shf.errors import NonFiniteError
 from shf.info import StepInfo, bound_reached
 from shf.linear.cg import CGStop
-from shf.linear.flat import all_finite
+from shf.linear.flat import finite
 from shf.linear.solver import Run
 from shf.linear.system import LinearSystem
 from shf.local import Expansion, Local
@@ -45,8 +45,8 @@ class State:
 class Problem(Protocol):
     """One iteration's objective: its batches, its masks, its network at θ."""
 
-    def dot(self, a: Tensor, b: Tensor, /) -> float:
-        """The inner product of vectors such as δ, where each is but a part of a longer one."""
+    def dots(self, *pairs: tuple[Tensor, Tensor]) -> list[float]:
+        """The inner products of pairs of vectors such as δ, where each is but a part of a longer one."""
 
     def linearise(self, preparation: Preparation) -> Expansion:
         """f, ∇f and the preconditioner at θ, on X^g."""
@@ -79,7 +79,7 @@ def shf_step(
         method: what solves, chooses and damps.
         memory: what the parts of the method remember.
     """
-    beta, dot = state.update_scale, problem.dot
+    beta, dots = state.update_scale, problem.dots
     trials: list[float] = []
 
     def f(delta: Tensor, rate: float = 1.0) -> float:
@@ -92,12 +92,12 @@ def shf_step(
     # f_{k-1}, ∇f on X^g
     expansion = problem.linearise(method.preparation)
     f_old, downhill = expansion.value, expansion.gradient.neg_()
-    gradient_norm = math.sqrt(dot(downhill, downhill))
-    if not (math.isfinite(f_old) and (math.isfinite(gradient_norm) or all_finite(downhill, dot))):
+    gradient_norm = math.sqrt(*dots((downhill, downhill)))
+    if not (math.isfinite(f_old) and (math.isfinite(gradient_norm) or finite(downhill, dots=dots)[0])):
         raise NonFiniteError.of_sum(f_old, gradient_norm)
     noise = rounding(f_old, torch.finfo(downhill.dtype).eps)
     here = Local(
-        f_old, downhill, f, problem.value, problem.system, memory, dot, noise, problem.own, problem.mean_eigenvalue
+        f_old, downhill, f, problem.value, problem.system, memory, dots, noise, problem.own, problem.mean_eigenvalue
     )
 
     # λ, and P at it
@@ -120,16 +120,18 @@ def shf_step(
         rho, rate, theta_next = -math.inf, Rate(0.0, f_old), None
     else:
         # ρ ← (f_k - f_{k-1}) / (½ δ'Bδ + ∇f'δ)
-        rho = reduction_ratio(best.value, f_old, system.undamped(best.model, best.delta), noise)
+        square, along = dots((best.delta, best.delta), (downhill, best.delta))
+        rho = reduction_ratio(best.value, f_old, system.undamped(best.model, best.delta, square), noise)
         # α: f(θ + αδ) ≤ f_{k-1} + .01 α ∇f'δ
-        slope = -dot(downhill, best.delta)
-        rate = method.selection.rate(partial(f, best.delta), f_old, best.value, slope, noise)
+        rate = method.selection.rate(partial(f, best.delta), f_old, best.value, -along, noise)
         # θ ← θ + β α δ
         theta_next = problem.point(best.delta, beta * rate.alpha) if rate.alpha else None
     if gradient_norm == 0:  # a batch that asks for nothing (all of it masked, say) tells nothing of λ
         rho = math.nan
 
-    accepted = theta_next is not None and all_finite(theta_next, dot)
+    points = [path.last] if theta_next is None else [path.last, theta_next]
+    last_finite, *next_finite = finite(*points, dots=dots)
+    accepted = next_finite == [True]
     failed_trials = sum(not math.isfinite(value) for value in trials)
     # ρ < ¼ raises λ, ρ > ¾ lowers it; a trial that is not finite raises it, whatever ρ is
     trusted = failed_trials == 0 and path.stop is not CGStop.NON_FINITE
@@ -153,5 +155,5 @@ def shf_step(
         gradient_noise=expansion.noise,
         terms=expansion.terms,
     )
-    after = replace(state, delta=path.last if all_finite(path.last, dot) else None, damping=lam_next)
+    after = replace(state, delta=path.last if last_finite else None, damping=lam_next)
     return theta_next if accepted else None, after, info, here

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from shf.linear.cg import Dot, LinearMap, inner_product
+from shf.linear.cg import LinearMap
+from shf.linear.flat import Dots, inner_products
 from shf.linear.system import LinearSystem
 from shf.state import Memory
 
@@ -21,7 +22,7 @@ class Local:
         at: θ ↦ f(θ) on X^g, of this process's part of another θ; an evaluation, too.
         system: λ ↦ (B + λI) on X^c.
         memory: what was remembered, and what is to be.
-        dot: the inner product of vectors.
+        dots: the inner products of pairs of vectors.
         noise: what f may change by through rounding alone.
         own: this process's part of a whole vector.
         mean_eigenvalue: tr(B)/n, and how many products it took; 0 where that is not finite.
@@ -33,10 +34,14 @@ class Local:
     at: Callable[[Tensor], float]
     system: Callable[[float], LinearSystem]
     memory: Memory
-    dot: Dot = inner_product
+    dots: Dots = inner_products
     noise: float = 0.0
     own: Callable[[Tensor], Tensor] = lambda vector: vector
     mean_eigenvalue: Callable[[], tuple[float, int]] = lambda: (0.0, 0)
+
+    def dot(self, a: Tensor, b: Tensor) -> float:
+        """The inner product of one pair."""
+        return self.dots((a, b))[0]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shf.data.tree import map_leaves
+from shf.linear.flat import read
 
 Cotangents = Sequence[Tensor]
 """One tensor per output that carries a gradient, of that output's shape."""
@@ -194,8 +195,9 @@ class LossExpansion:
     def _checked(self, u: Cotangents) -> list[Tensor]:
         """L''u; a loss that is not convex is refused by name."""
         result = self._product(u)
-        curvature = sum(torch.sum(v * h).item() for v, h in zip(u, result, strict=True))
-        size = math.sqrt(sum(torch.sum(v * v).item() for v in u) * sum(torch.sum(h * h).item() for h in result))
+        products = [torch.sum(a * b) for v, h in zip(u, result, strict=True) for a, b in ((v, h), (v, v), (h, h))]
+        numbers = read(*products)
+        curvature, size = sum(numbers[::3]), math.sqrt(sum(numbers[1::3]) * sum(numbers[2::3]))
         eps = torch.finfo(self._leaves[0].dtype).eps
         if curvature < -math.sqrt(eps) * size and curvature < -_ROUNDING * eps * self._spread(u):
             raise ValueError(

@@ -421,12 +421,12 @@ def test_one_message_per_product_and_per_evaluation(options, width):
 def test_split_vectors_are_scattered_and_gathered():
     n, width = theta(network()).numel(), 8
     for messages, size, info in worlds.run(2, counted, {"dtype": torch.float64, "split_vectors": True}):
-        # CG's (the last p'Ap a sum over rows), its start's, the step's, and whether θ and δ are finite
-        dots = 2 * info.cg_steps - 1 + 1 + 2 + 3 + 2
+        # CG's (the last p'Ap a sum over rows); in one message each three at its start, |∇f|², two at δ, two that are finite
+        dots, asked = 2 * info.cg_steps - 1 + 3 + 1 + 2 + 2, 2 * info.cg_steps - 1 + 4
         scattered, gathered = 1 + info.products, info.products + info.evaluations + 1  # the last one is the new θ
-        assert messages == 1 + 1 + scattered + gathered + info.evaluations + dots
+        assert messages == 1 + 1 + scattered + gathered + info.evaluations + asked
         part = -(-n // 2)
-        numbers = 6 * 8 + 2 * 8 * (1 + info.evaluations + dots)
+        numbers = 6 * 8 + 2 * 8 * (1 + info.evaluations) + 8 * (dots + asked)
         assert size == (scattered * 2 * (part + 1) + gathered * part) * width + numbers
 
 

@@ -169,7 +169,7 @@ def test_the_average_and_a_growing_loader(device, dtype):
     inputs, targets = (t.to(device) for t in labelled(40, dtype))
     loader = shf.GrowingLoader(torch.utils.data.TensorDataset(inputs, targets), batch_size=10, seed=0)
     model = on(mlp(dtype=dtype), device, dtype)
-    optimizer = shf.SHF(model, CE, **shf.presets.fast)
+    optimizer = shf.SHF(model, CE, **{**shf.presets.fast, "averaging": 0.9})
     for x, t in loader:
         loader.hear(optimizer.step(x, t))
     own = theta(model)

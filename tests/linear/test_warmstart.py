@@ -8,7 +8,8 @@ from torch import nn
 
 import shf
 from helpers import assert_close, identical, labelled, mlp, theta
-from shf.linear.cg import conjugate_gradient, inner_product
+from shf.linear.cg import conjugate_gradient
+from shf.linear.flat import inner_products
 from shf.linear.warmstart import conjugate_to_last
 
 CE = nn.CrossEntropyLoss()
@@ -23,7 +24,7 @@ def system(seed, n=6):
 
 def combined(A, b, d, iterations=1):
     cg = conjugate_gradient(A.mv, b, iterations=iterations)
-    return cg, *conjugate_to_last(A.mv, b, cg.last.clone(), cg.values[-1], d.clone(), inner_product)
+    return cg, *conjugate_to_last(A.mv, b, cg.last.clone(), cg.values[-1], d.clone(), inner_products)
 
 
 @given(seed=st.integers(0, 10**6), iterations=st.integers(1, 4))

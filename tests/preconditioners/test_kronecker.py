@@ -255,10 +255,9 @@ def test_a_linear_model_with_a_quadratic_loss_is_factored_exactly(reduction):
     assert_close(torch.kron(g, a), B[order[:, None], order], 0.05)
 
 
-def test_damping_is_balanced_by_the_traces():
-    a, g = torch.diag(torch.tensor([1.0, 3.0])), torch.diag(torch.tensor([8.0, 8.0, 8.0]))
-    assert balance(a, g) == pytest.approx(math.sqrt(2 / 8))
-    assert balance(a, torch.zeros(3, 3)) == balance(torch.zeros(2, 2), g) == 1.0
+def test_damping_is_balanced_by_the_means_of_the_diagonals():
+    assert balance(2.0, 8.0) == 0.5
+    assert balance(2.0, 0.0) == balance(0.0, 8.0) == 1.0
 
 
 def test_a_factor_that_rounding_made_indefinite_is_still_inverted():

@@ -168,6 +168,11 @@ class Batch:
             raise ValueError(f"inputs have {rows} rows but targets have {found}: they must agree")
         return cls(inputs, targets, rows, select)
 
+    def beside(self, rows: Tensor | None) -> Tensor | None:
+        """Numbers of rows that will be taken several times, where the inputs lie: so they are sent there once."""
+        held = leaves(self.inputs) if self.select is select_rows else []
+        return rows.to(held[0].device) if rows is not None and held else rows
+
     def take(self, rows: Tensor | None) -> "Batch":
         """The batch of these rows only; None means all."""
         if rows is None:

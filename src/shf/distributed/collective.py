@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from shf.distributed.contribution import Contribution
-from shf.linear.cg import inner_product
+from shf.linear.flat import Dots, inner_products
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,8 @@ class Collective:
     """Whether there is more than one, so that one may hold no rows."""
     split = False
     """Whether vectors are."""
+    dots: Dots = staticmethod(inner_products)
+    """The inner products of pairs of vectors, from everyone's part of them, in one message."""
 
     def __repr__(self) -> str:
         return "one process"
@@ -101,8 +103,8 @@ class Collective:
         return part
 
     def dot(self, a: Tensor, b: Tensor) -> float:
-        """The inner product of two vectors, from everyone's part of them."""
-        return inner_product(a, b)
+        """The inner product of one pair."""
+        return self.dots((a, b))[0]
 
 
 SINGLE = Collective()

@@ -23,7 +23,7 @@ from shf.distributed.channel import Channel, Traffic, find_group
 from shf.distributed.collective import SINGLE, Agreement, Collective, Share
 from shf.distributed.contribution import Contribution
 from shf.errors import RankError
-from shf.linear.cg import inner_product
+from shf.linear.flat import inner_products
 
 T = TypeVar("T")
 
@@ -256,8 +256,8 @@ class Sharded(Replicated):
         padded = part if len(part) == n else torch.cat([part, part.new_zeros(n - len(part))])
         return self.channel.all_gather(padded)[:size]
 
-    def dot(self, a: Tensor, b: Tensor) -> float:
-        return self.add(lambda: [inner_product(a, b)], 1)[0]
+    def dots(self, *pairs: tuple[Tensor, Tensor]) -> list[float]:
+        return self.add(lambda: inner_products(*pairs), len(pairs))
 
     def sum(self, vector: Callable[[], Tensor], like: Tensor) -> Tensor:
         own, error = _attempt(vector)

@@ -12,8 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-Dot = Callable[[Tensor, Tensor], float]
-"""The inner product of two flat vectors."""
+from shf.linear.flat import Dots, inner_products
+
 LinearMap = Callable[[Tensor], Tensor]
 """A map of flat vectors. It may hand out the same buffer at every call, and product and preconditioner may share one: CG
 reads a result before it asks either for the next."""
@@ -65,11 +65,6 @@ class CGResult:
     stop: CGStop
 
 
-def inner_product(a: Tensor, b: Tensor) -> float:
-    """a'b."""
-    return torch.dot(a, b).item()
-
-
 def identity(vector: Tensor) -> Tensor:
     """The preconditioner that does nothing."""
     return vector
@@ -102,7 +97,7 @@ def conjugate_gradient(
     keep: Callable[[int], bool] = keep_all,
     visit: Visit | None = None,
     stop: Callable[[Sequence[float]], bool] = never,
-    dot: Dot = inner_product,
+    dots: Dots = inner_products,
     quadratic: Callable[[Tensor], float] | None = None,
 ) -> CGResult:
     """Solves A x = b by preconditioned conjugate gradients.
@@ -123,7 +118,7 @@ def conjugate_gradient(
         keep: which iterates to keep, by 1-based number. The final one is always kept.
         visit: is handed the iterates to keep as they are made, instead of their being copied.
         stop: sees q at the start and after every iteration; true ends the run.
-        dot: the inner product of two vectors, where each is but a part of a longer one.
+        dots: the inner products of pairs of vectors, where each is but a part of a longer one.
         quadratic: v ↦ v'Av where that is cheaper than a product: the last iteration needs no more.
 
     Returns:
@@ -147,7 +142,13 @@ def conjugate_gradient(
     iterates: list[Tensor] = []
     numbers: list[int] = []
     values: list[float] = []
-    history = [0.0 if start is None else _q(x, r, rhs, dot)]
+    y = precondition(r)
+    if start is None:
+        q, (ry,) = 0.0, dots((r, y))
+    else:
+        xr, xb, ry = dots((x, r), (x, rhs), (r, y))
+        q = 0.5 * (xr - xb)  # ½ x'Ax - b'x = ½ x'(r - b), since Ax = r + b
+    history = [q]
 
     def take(number: int, *, final: bool = False) -> None:
         numbers.append(number)
@@ -162,8 +163,6 @@ def conjugate_gradient(
             take(steps, final=True)
         return CGResult(iterates, numbers, values, x, steps, products, reason)
 
-    y = precondition(r)
-    ry = dot(r, y)
     p = y.clone()
     zero = torch.finfo(rhs.dtype).tiny / torch.finfo(rhs.dtype).eps  # where scalars lose their digits x would run away
     for number in range(1, iterations + 1):
@@ -174,7 +173,7 @@ def conjugate_gradient(
             pAp = quadratic(p)
         else:
             Ap = product(p)
-            pAp = dot(p, Ap)
+            (pAp,) = dots((p, Ap))
         products += 1
         if not math.isfinite(pAp) or not math.isfinite(ry):
             return finish(number - 1, CGStop.NON_FINITE)
@@ -187,7 +186,7 @@ def conjugate_gradient(
         if not last:
             r.sub_(Ap, alpha=alpha)
             y = precondition(r)
-            ry_next = dot(r, y)
+            (ry_next,) = dots((r, y))
         value = history[-1] - 0.5 * alpha * ry
         if not (math.isfinite(ry_next) and math.isfinite(value)):
             return finish(number - 1, CGStop.NON_FINITE)
@@ -204,8 +203,3 @@ def conjugate_gradient(
             return finish(number, CGStop.NON_FINITE)
         ry = ry_next
     return finish(iterations, CGStop.ITERATIONS)
-
-
-def _q(x: Tensor, r: Tensor, b: Tensor, dot: Dot) -> float:
-    """½ x'Ax - b'x = ½ x'(r - b), since Ax = r + b."""
-    return 0.5 * (dot(x, r) - dot(x, b))

@@ -69,8 +69,9 @@ class DecayStep(Component):
         run.remember(_PAUSE, pause)
         run.remember(_DUE, now + 1 + pause)
         if rise < 0:
-            delta, lam, dot = d.mul_(c).add_(x, alpha=a), system.damping, system.dot
-            damped = q + rise + 0.5 * lam * (dot(delta, delta) - a * a * dot(x, x))
+            delta = d.mul_(c).add_(x, alpha=a)
+            square, xx = system.dots((delta, delta), (x, x))
+            damped = q + rise + 0.5 * system.damping * (square - a * a * xx)
             run.visit(path.steps + 1, delta, damped)
         return replace(path, products=path.products + 1)
 
@@ -78,11 +79,9 @@ class DecayStep(Component):
 def minimum(system: LinearSystem, b: Tensor, x: Tensor, q: float, d: Tensor) -> tuple[float, float, float]:
     """a, c ≥ 0, and how far the model's value at ax + cd, λ weighing x alone, is above q, its value at x: 1, 0, 0 where d
     has nothing to add, is parallel to x to rounding, or where numbers are not finite."""
-    dot, lam = system.dot, system.damping
-    Ad = system.product(d)
-    xd, dd = dot(x, d), dot(d, d)
-    xBd, dBd = dot(x, Ad) - lam * xd, dot(d, Ad) - lam * dd
-    bx, bd = dot(b, x), dot(b, d)
+    Ad, lam = system.product(d), system.damping
+    xd, dd, xAd, dAd, bx, bd = system.dots((x, d), (d, d), (x, Ad), (d, Ad), (b, x), (b, d))
+    xBd, dBd = xAd - lam * xd, dAd - lam * dd
     xAx = 2 * (q + bx)
     determinant = xAx * dBd - xBd * xBd
     if not determinant > 1e-6 * xAx * dBd > 0:

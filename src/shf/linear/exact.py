@@ -37,8 +37,9 @@ class Exact(LinearSolver):
         if start is not None:
             delta += start
         value = 0.5 * torch.dot(delta, roots.product(delta) + system.damping * delta) - torch.dot(downhill, delta)
-        run.visit(1, delta, value.item())
-        return Path([], [1], [value.item()], delta, 1, 0, CGStop.ZERO_RESIDUAL)
+        model = value.item()
+        run.visit(1, delta, model)
+        return Path([], [1], [model], delta, 1, 0, CGStop.ZERO_RESIDUAL)
 
     def side(self, rows: int, parameters: int) -> int:
         """Of the matrix that is factorised."""

@@ -4,24 +4,45 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import starmap
 
 import torch
 from torch import Tensor
 
+Dots = Callable[..., list[float]]
+"""The inner products of any number of pairs of flat vectors."""
 
-def _dot(a: Tensor, b: Tensor) -> float:
-    return torch.dot(a, b).item()
+
+def read(*scalars: Tensor) -> list[float]:
+    """Numbers that lie on a device, each a tensor without dimensions: the host waits for all of them once."""
+    if len(scalars) == 1:
+        return [scalars[0].item()]
+    numbers: list[float] = torch.stack(scalars).tolist() if scalars else []
+    return numbers
 
 
-def all_finite(vector: Tensor, dot: Callable[[Tensor, Tensor], float] = _dot) -> bool:
+def inner_products(*pairs: tuple[Tensor, Tensor]) -> list[float]:
+    """a'b of each pair (a, b)."""
+    return read(*starmap(torch.dot, pairs))
+
+
+def all_finite(vector: Tensor) -> bool:
     """Whether every entry of a flat vector is finite.
 
     One pass where the sum of squares is finite; only where it is not (it may have overflowed) are entries looked at.
     """
-    if math.isfinite(dot(vector, vector)):
-        return True
+    return math.isfinite(torch.dot(vector, vector).item()) or _entries_finite(vector, inner_products)
+
+
+def finite(*vectors: Tensor, dots: Dots = inner_products) -> list[bool]:
+    """The same of several vectors, each of which may be but a part of a longer one."""
+    squares = dots(*zip(vectors, vectors, strict=True))
+    return [math.isfinite(s) or _entries_finite(v, dots) for v, s in zip(vectors, squares, strict=True)]
+
+
+def _entries_finite(vector: Tensor, dots: Dots) -> bool:
     others = torch.isfinite(vector).logical_not_().to(vector.dtype)
-    return dot(others, others) == 0
+    return dots((others, others)) == [0.0]
 
 
 @dataclass(frozen=True)

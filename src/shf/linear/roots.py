@@ -59,6 +59,10 @@ class Coordinates:
     penalty: Tensor | None = None
     across: Tensor | None = None
 
+    def scaled(self, values: Tensor, d: float) -> Tensor:
+        """V'b / (s + d); by rows y = (U'r - U'Rp/d) / (s + d)."""
+        return (self.own if self.across is None else self.own - self.across / d) / (values + d)
+
 
 class SmallSide:
     """(B + λI)⁻¹ for any λ from one eigendecomposition, of the smaller of R'R and RR'.
@@ -83,11 +87,12 @@ class SmallSide:
         vectors: Tensor
         values, vectors = torch.linalg.eigh(products)
         self.values, self.vectors = values.clamp_min_(0), vectors
+        self._spectrum = self.values.cpu()
 
     @property
     def largest(self) -> float:
         """B's largest eigenvalue."""
-        return float(self.values[-1]) + self.shift
+        return float(self._spectrum[-1]) + self.shift
 
     def of_rows(self, residual: Tensor, penalty: Tensor | None = None) -> Coordinates:
         """Of R'r + p, for `solve`; p = Wθ is zero where w is."""
@@ -99,30 +104,32 @@ class SmallSide:
             return Coordinates(own)
         return Coordinates(own, penalty, self.vectors.t() @ (self.roots.rows @ penalty))
 
-    def _scaled(self, b: Coordinates, d: float) -> Tensor:
-        """V'b / (s + d), or y."""
-        return (b.own if b.across is None else b.own - b.across / d) / (self.values + d)
-
     def solve(self, b: Coordinates, damping: float) -> Tensor:
         """(B + λI)⁻¹ b."""
         d = damping + self.shift
-        part = self.vectors @ self._scaled(b, d)
+        part = self.vectors @ b.scaled(self.values, d)
         if not self.wide:
             return part
         found = self.roots.rows.t() @ part
         return found if b.penalty is None else found.add_(b.penalty, alpha=1 / d)
 
-    def length(self, b: Coordinates, damping: float) -> float:
-        """‖(B + λI)⁻¹ b‖, in the space of rows from the coordinates alone."""
-        d = damping + self.shift
-        y = self._scaled(b, d)
-        if not self.wide:
-            return float(torch.linalg.vector_norm(y))
-        found = torch.linalg.vector_norm(y * self.values.sqrt())
-        if b.penalty is None or b.across is None:
-            return float(found)
-        square = found.square() + 2 / d * torch.dot(b.across, y) + torch.dot(b.penalty, b.penalty) / d**2
-        return float(square.clamp_min(0).sqrt())
+    def lengths(self, b: Coordinates) -> Callable[[float], float]:
+        """λ ↦ ‖(B + λI)⁻¹ b‖, in the space of rows from the coordinates alone: few numbers, which the CPU has from here on,
+        because a search asks for many lengths."""
+        s, shift, wide = self._spectrum, self.shift, self.wide
+        square_of_p = 0.0 if b.penalty is None else torch.dot(b.penalty, b.penalty).cpu()
+        b = Coordinates(b.own.cpu(), None, None if b.across is None else b.across.cpu())
+
+        def length(damping: float) -> float:
+            d = damping + shift
+            y = b.scaled(s, d)
+            found = torch.linalg.vector_norm(y * s.sqrt() if wide else y)
+            if b.across is None:
+                return float(found)
+            square = found.square() + 2 / d * torch.dot(b.across, y) + square_of_p / d**2
+            return float(square.clamp_min(0).sqrt())
+
+        return length
 
 
 def gram(R: Tensor) -> Tensor:
@@ -148,7 +155,7 @@ def cholesky(matrix: Tensor) -> Tensor:
     """
     root: Tensor
     root, failed = torch.linalg.cholesky_ex(matrix)
-    step = torch.finfo(matrix.dtype).eps * matrix.diagonal().abs().max().item()
+    step = torch.finfo(matrix.dtype).eps * matrix.diagonal().abs().max().item() if failed else 0.0
     while failed:
         if not 0 < step < float("inf"):
             raise ValueError("the matrix of the system is zero or not finite: it cannot be factorised; use solver='cg'")

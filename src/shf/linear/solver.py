@@ -100,6 +100,6 @@ class CG(LinearSolver):
             keep=run.keep,
             visit=run.visit,
             stop=run.stop,
-            dot=system.dot,
+            dots=system.dots,
             quadratic=system.quadratic,
         )

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from shf.linear.cg import Dot, LinearMap, inner_product
+from shf.linear.cg import LinearMap
+from shf.linear.flat import Dots, inner_products
 from shf.linear.roots import Roots
 
 
@@ -19,7 +20,7 @@ class LinearSystem:
         damping: λ.
         quadratic: v ↦ v'(B + λI + λμS)v, where that costs less than a product.
         structural: v ↦ ½λμ v'Sv; 0 without structural damping.
-        dot: the inner product of vectors, where each process holds a part of them.
+        dots: the inner products of pairs of vectors, where each process holds a part of them.
         roots: most ↦ B written out as R'R + W, where that can be had; refused where R would have more numbers than that.
         size: rows of R, and parameters.
         even: whether w is the same for all parameters.
@@ -30,7 +31,7 @@ class LinearSystem:
     damping: float = 0.0
     quadratic: Callable[[Tensor], float] | None = None
     structural: Callable[[Tensor], float] = lambda vector: 0.0
-    dot: Dot = inner_product
+    dots: Dots = inner_products
     share: float = 1.0
     roots: Callable[[int], Roots] | None = None
     size: tuple[int, int] = (0, 0)
@@ -60,9 +61,13 @@ class LinearSystem:
             return "solver='cg', or fewer rows"
         return f"solver='{'rows' if smaller == self.size[0] else 'dense'}', which factorises {smaller} × {smaller}"
 
-    def undamped(self, model: float, delta: Tensor) -> float:
-        """½δ'Bδ + ∇f'δ from the damped model's value at δ: that is ½λ(δ'δ + μδ'Sδ) above."""
-        return model - 0.5 * self.damping * self.dot(delta, delta) - self.structural(delta)
+    def dot(self, a: Tensor, b: Tensor) -> float:
+        """The inner product of one pair."""
+        return self.dots((a, b))[0]
+
+    def undamped(self, model: float, delta: Tensor, square: float) -> float:
+        """½δ'Bδ + ∇f'δ from the damped model's value at δ, δ'δ given: that is ½λ(δ'δ + μδ'Sδ) above."""
+        return model - 0.5 * self.damping * square - self.structural(delta)
 
 
 def _gib(numbers: int) -> str:

@@ -25,6 +25,7 @@ from torch import Tensor
 from shf.component import number, option
 from shf.linear.cg import CGStop
 from shf.linear.exact import MOST_NUMBERS
+from shf.linear.flat import read
 from shf.linear.roots import Roots, SmallSide
 from shf.linear.solver import LinearSolver, Path, Run
 from shf.linear.system import LinearSystem
@@ -97,6 +98,7 @@ class _Search:
     def __init__(self, roots: Roots, side: SmallSide, run: Run, target: float) -> None:
         self._roots, self._side, self._run, self._target = roots, side, run, target
         self._coordinates = side.of_rows(roots.residual, roots.penalty)
+        self._length = side.lengths(self._coordinates)
         self._gradient = roots.gradient()
         self.trials = 0  # each looks at the outputs once, which costs about what a product does
         self._least = max(_LEAST * side.largest, torch.finfo(roots.rows.dtype).tiny)
@@ -133,30 +135,27 @@ class _Search:
         self.trials += 1
         delta = self._side.solve(self._coordinates, lam).neg_()
         along = roots.rows @ delta
-        model = self._model(delta, along)
-        bent = delta + self._bend(delta, along, lam)
+        a, norm = self._bend(delta, along, lam), torch.linalg.vector_norm
+        model, length, bend = read(self._model(delta, along), norm(delta), norm(a))
+        share = 2 * bend / max(length, _SHORTEST**2)
+        if not math.isfinite(share):  # a cannot be had
+            a.zero_()
+        bent = delta + (a.mul_(_BEND / share) if share > _BEND else a)
         fall = self._run.value - self._run.f(bent)
         if not math.isfinite(fall):
             return Trial(radius, lam, bent, -math.inf, -math.inf, model)
         rho = fall / -model if model < 0 else -1.0
-        return Trial(radius, lam, bent, rho, fall, min(self._model(bent, roots.rows @ bent), model))
+        return Trial(radius, lam, bent, rho, fall, min(self._model(bent, roots.rows @ bent).item(), model))
 
-    def _model(self, delta: Tensor, along: Tensor) -> float:
+    def _model(self, delta: Tensor, along: Tensor) -> Tensor:
         """½δ'Bδ + ∇f'δ, with Rδ at hand."""
         curved = torch.dot(along, along) + torch.dot(delta, self._roots.weights * delta)
-        return (0.5 * curved + torch.dot(self._gradient, delta)).item()
+        return 0.5 * curved + torch.dot(self._gradient, delta)
 
     def _bend(self, delta: Tensor, along: Tensor, lam: float) -> Tensor:
-        """a, shortened where it is more than a correction; zero where it cannot be had."""
+        """a, which may be more than a correction."""
         second = (2 / _PROBE) * (self._roots.change(_PROBE * delta) / _PROBE - along)
-        if not bool(second.isfinite().all()):
-            return torch.zeros_like(delta)
-        a = self._side.solve(self._side.of_rows(second), lam).mul_(-0.5)
-        size = 2 * torch.linalg.vector_norm(a).item() / max(torch.linalg.vector_norm(delta).item(), _SHORTEST**2)
-        return a.mul_(_BEND / size) if size > _BEND else a
-
-    def _length(self, lam: float) -> float:
-        return self._side.length(self._coordinates, lam)
+        return self._side.solve(self._side.of_rows(second), lam).mul_(-0.5)
 
     def _damping(self, radius: float) -> float:
         """λ with ‖δ(λ)‖ = Δ, by bisection of its logarithm; the least where the whole step is shorter."""

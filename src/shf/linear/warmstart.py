@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from shf.component import Component, flag, number, one_of, option
-from shf.linear.cg import Dot, LinearMap
+from shf.linear.cg import LinearMap
+from shf.linear.flat import Dots
 from shf.linear.solver import LinearSolver, Path, Run
 from shf.linear.system import LinearSystem
 
@@ -84,14 +85,14 @@ class Momentum(Component):
         path = solver.solve(system, downhill, run, None)
         if not path.steps:
             return path
-        delta, value = conjugate_to_last(system.product, downhill, path.last, path.values[-1], last, system.dot)
+        delta, value = conjugate_to_last(system.product, downhill, path.last, path.values[-1], last, system.dots)
         if delta is not path.last:
             run.visit(path.steps + 1, delta, value)
         return replace(path, last=delta, products=path.products + 1)
 
 
 def conjugate_to_last(
-    product: LinearMap, rhs: Tensor, x: Tensor, value: float, last: Tensor, dot: Dot
+    product: LinearMap, rhs: Tensor, x: Tensor, value: float, last: Tensor, dots: Dots
 ) -> tuple[Tensor, float]:
     """δ and q(δ); x itself where d has nothing to add.
 
@@ -101,11 +102,10 @@ def conjugate_to_last(
         x: CG's solution from zero: the minimum of q along itself.
         value: q(x) = ½x'Ax - b'x.
         last: d, which becomes δ: it is overwritten.
-        dot: the inner product.
+        dots: the inner products of pairs.
     """
     Ad = product(last)
-    xAd, dAd = dot(x, Ad), dot(last, Ad)
-    bx, bd = dot(rhs, x), dot(rhs, last)
+    xAd, dAd, bx, bd = dots((x, Ad), (last, Ad), (rhs, x), (rhs, last))
     xAx = 2 * (value + bx)
     t = xAd / xAx if xAx > 0 else math.nan
     slope, curvature = bd - t * bx, dAd - t * xAd

@@ -8,12 +8,14 @@ only these are made. Other layers that keep cases apart get their own small per-
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
+from shf.linear.flat import read
 from shf.model.network import plain_gradients
 
 MOST_NUMBERS = 2**24
@@ -45,10 +47,12 @@ def holds(found: float, expected: float, size: float, eps: float) -> bool:
     return abs(found - expected) <= math.sqrt(eps) * (size + abs(expected))
 
 
-def agree(compared: Comparison) -> bool:
-    """Whether a comparison holds; the device is asked."""
-    found, expected, size = torch.stack(compared).tolist()
-    return holds(found, expected, size, torch.finfo(compared[0].dtype).eps)
+def agree(compared: Sequence[Comparison]) -> list[bool]:
+    """Whether each comparison holds; the device is asked once."""
+    if not compared:
+        return []
+    eps, numbers = torch.finfo(compared[0][0].dtype).eps, read(*chain.from_iterable(compared))
+    return [holds(*three, eps) for three in zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)]
 
 
 class Squares(NamedTuple):

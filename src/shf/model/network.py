@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from shf.data.tree import leaves, parts
-from shf.linear.flat import Shapes
+from shf.linear.flat import Shapes, read
 from shf.model.convolution import OwnConvolutions
 from shf.model.evaluation import Evaluation
 from shf.model.fingerprint import plain_attributes
@@ -267,23 +267,22 @@ class Network:
 
     def changed(self, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The module's own buffers, copied, of which a pass has left other values."""
-        return {
-            name: buffer.detach().clone()
-            for name, buffer, _ in self._buffers
-            if not _equal(buffer.detach(), buffers[name])
-        }
+        if not self._buffers:
+            return {}
+        differ = _differ([(buffer.detach(), buffers[name]) for name, buffer, _ in self._buffers])
+        own = zip(self._buffers, differ, strict=True)
+        return {name: buffer.detach().clone() for (name, buffer, _), other in own if other}
 
     def spoiled(self, buffers: Mapping[str, Tensor]) -> list[str]:
         """The names of buffers that would become not finite where they are finite now (running statistics, by overflow)."""
         if not buffers:
             return []
-        own, names = dict(self.model.named_buffers()), []
+        own, lost = dict(self.model.named_buffers()), {}
         for name, new in buffers.items():
             old = own[name]
-            alike = old.shape == new.shape and old.layout == new.layout == torch.strided
-            if alike and new.is_floating_point() and bool((new.isfinite() < old.isfinite()).any()):
-                names.append(name)
-        return names
+            if _dense_alike(old, new) and new.is_floating_point():
+                lost[name] = (new.isfinite() < old.isfinite()).any()
+        return [name for name, some in zip(lost, _told(list(lost.values())), strict=True) if some]
 
     def refuse_reshaped(self, buffers: Mapping[str, Tensor]) -> None:
         """Refuses a pass that has changed a buffer's shape: it could not be written back in place."""
@@ -299,12 +298,30 @@ class Network:
     def assign_buffers_(self, buffers: Mapping[str, Tensor]) -> None:
         """Writes those buffers (as `buffers()` names them) into the module that differ from its own: into expanded and some
         sparse ones, which models do not change, torch cannot write."""
-        own = dict(self.model.named_buffers()) if buffers else {}
-        for name, value in buffers.items():
-            if not _equal(own[name], value):
-                own[name].copy_(value)
+        if not buffers:
+            return
+        own = dict(self.model.named_buffers())
+        pairs = [(own[name], value) for name, value in buffers.items()]
+        for (buffer, value), other in zip(pairs, _differ(pairs), strict=True):
+            if other:
+                buffer.copy_(value)
+
+
+def _differ(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
+    """Whether two tensors differ, sparse ones too, for each pair; NaN differs from itself."""
+    dense = [_dense_alike(a, b) for a, b in pairs]
+    told = iter(_told([a.ne(b).any() for (a, b), alike in zip(pairs, dense, strict=True) if alike]))
+    return [next(told) if alike else not _equal(a, b) for (a, b), alike in zip(pairs, dense, strict=True)]
+
+
+def _dense_alike(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.layout == b.layout == torch.strided
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    """Bitwise, of sparse tensors too; NaN differs from itself."""
     return a.layout == b.layout and a.shape == b.shape and all(map(torch.equal, parts(a), parts(b)))
+
+
+def _told(flags: Sequence[Tensor]) -> list[bool]:
+    """What they are, of buffers that may lie on several devices; the first one's is asked once."""
+    return [bool(flag) for flag in read(*[flag.to(flags[0].device) for flag in flags])]

@@ -17,7 +17,7 @@ from torch.nn.functional import one_hot
 from shf.data.rows import RowAxis, even_chunks
 from shf.errors import AmbiguousRowsError
 from shf.model.jacobian import Graph, Jacobian
-from shf.model.layersquares import MOST_NUMBERS, Comparison, Use, formula, holds
+from shf.model.layersquares import MOST_NUMBERS, Comparison, Use, agree, formula
 from shf.model.network import Network
 from shf.model.recording import Call
 
@@ -123,12 +123,9 @@ def _by_layers(
 
 def accept_(squares: list[Tensor | None], claims: Sequence[tuple[int, Tensor, Comparison]]) -> None:
     """Squares of some parameters, where their layers explain the gradient."""
-    if claims:
-        eps = torch.finfo(claims[0][1].dtype).eps
-        compared = torch.stack([n for *_, numbers in claims for n in numbers]).view(-1, 3)  # the device is asked once
-        for (place, total, _), (found, expected, size) in zip(claims, compared.tolist(), strict=True):
-            if holds(found, expected, size, eps):
-                squares[place] = total
+    for (place, total, _), held in zip(claims, agree([compared for *_, compared in claims]), strict=True):
+        if held:
+            squares[place] = total
 
 
 def layers_of(network: Network) -> dict[nn.Module, dict[str, int]]:

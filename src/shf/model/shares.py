@@ -60,7 +60,9 @@ def squared_shares(jacobian: Jacobian, cotangents: Sequence[Tensor], rows: Rows)
     gradient: list[Tensor | None] = [None] * len(shapes.sizes)
     squares: list[Tensor | None] = [torch.zeros_like(p) for p in jacobian.network.parameters]
     for chunk, graph, part in jacobian.graphs_with(cotangents):
-        pulled, found = _by_layers(jacobian, graph, part, rows.axes, signs[chunk])
+        pulled, found = _by_layers(
+            jacobian, graph, part, rows.axes, signs if len(chunk) == len(signs) else signs[chunk]
+        )
         gradient = [p if g is None else g if p is None else g + p for g, p in zip(gradient, pulled, strict=True)]
         squares = [None if s is None or f is None else s + f for s, f in zip(squares, found, strict=True)]
         graph.calls.of.clear()

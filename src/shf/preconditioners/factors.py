@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from shf.errors import NonFiniteError
 from shf.linear.cg import LinearMap
 from shf.linear.decay import Decay
+from shf.linear.flat import read
 from shf.model.network import Network
 
 _LARGEST = 4096
@@ -128,15 +129,16 @@ def invert(
     factors: Factors, damping: float, decay: Decay, mine: Callable[[int], bool] = lambda number: True
 ) -> Inverse:
     """The inverses of the damped factors; where block number i is not `mine`, zeros stand for them."""
-    pairs = []
+    pairs, known = [], iter(_diagonals([pair for number, pair in enumerate(factors.pairs) if mine(number)]))
     for number, (block, (a, g)) in enumerate(zip(factors.blocks, factors.pairs, strict=True)):
         if not mine(number):
             pairs.append((torch.zeros_like(a), torch.zeros_like(g)))
             continue
+        means, largest = next(known)
         root = math.sqrt(damping + decay.weights[block.weight])
-        largest = math.sqrt(torch.finfo(a.dtype).max)  # neither factor's share of the damping may overflow
-        pi = min(max(balance(a, g), root / largest), largest / root)
-        pairs.append((_inverse(a, pi * root), _inverse(g, root / pi)))
+        most = math.sqrt(torch.finfo(a.dtype).max)  # neither factor's share of the damping may overflow
+        pi = min(max(balance(*means), root / most), most / root)
+        pairs.append(_inverses((a, g), (pi * root, root / pi), largest))
     diagonals = {i: (d + (damping + decay.weights[i])).reciprocal_() for i, d in factors.diagonals.items()}
     return Inverse(factors.blocks, pairs, diagonals)
 
@@ -148,22 +150,49 @@ def invert_undamped(factors: Factors, decay: Decay) -> Inverse:
     return invert(replace(factors, diagonals=diagonals), 0.0, decay, decayed.__getitem__)
 
 
-def balance(a: Tensor, g: Tensor) -> float:
-    """π: how much more of the damping the input factor takes than the output factor; 1 where one of them is zero."""
-    mean_a, mean_g = a.trace().item() / len(a), g.trace().item() / len(g)
+def balance(mean_a: float, mean_g: float) -> float:
+    """π: how much more of the damping the input factor takes than the output factor, from the means of their diagonals; 1
+    where one of them is zero."""
     return math.sqrt(mean_a / mean_g) if mean_a > 0 and mean_g > 0 else 1.0
 
 
-def _inverse(factor: Tensor, damping: float) -> Tensor:
-    """(F + dI)⁻¹ by Cholesky. Where rounding has cost F + dI its definiteness, d grows until it is back."""
-    scale = max(damping, torch.finfo(factor.dtype).tiny, torch.finfo(factor.dtype).eps * factor.diagonal().max().item())
-    damped = factor.clone()
-    damped.diagonal().add_(damping)
+_Pair = tuple[float, float]
+
+
+def _diagonals(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[_Pair, _Pair]]:
+    """Mean and largest entry of the diagonal of both factors of each pair; the device is asked once."""
+    numbers = [number for a, g in pairs for number in (a.trace(), g.trace(), a.diagonal().max(), g.diagonal().max())]
+    found = iter(read(*numbers))
+    return [
+        ((trace_a / len(a), trace_g / len(g)), (most_a, most_g))
+        for (a, g), trace_a, trace_g, most_a, most_g in zip(pairs, found, found, found, found, strict=True)
+    ]
+
+
+def _inverses(factors: tuple[Tensor, Tensor], dampings: _Pair, largest: _Pair) -> tuple[Tensor, Tensor]:
+    """(F + dI)⁻¹ of both factors by Cholesky, d of each and the largest entry of its diagonal given."""
+    damped = [factor.clone() for factor in factors]
+    for matrix, d in zip(damped, dampings, strict=True):
+        matrix.diagonal().add_(d)
+    (root_a, info_a), (root_g, info_g) = map(torch.linalg.cholesky_ex, damped)
+    failed_a, failed_g = read(info_a, info_g)
+    if failed_a:
+        root_a = _definite_again(damped[0], dampings[0], largest[0])
+    if failed_g:
+        root_g = _definite_again(damped[1], dampings[1], largest[1])
+    return torch.cholesky_inverse(root_a), torch.cholesky_inverse(root_g)
+
+
+def _definite_again(damped: Tensor, damping: float, largest: float) -> Tensor:
+    """The root of F + dI, which rounding has cost its definiteness: d grows until it is back."""
+    numbers = torch.finfo(damped.dtype)
+    scale = max(damping, numbers.tiny, numbers.eps * largest)
     while True:
-        root, failed = torch.linalg.cholesky_ex(damped)
-        if not failed:
-            return torch.cholesky_inverse(root)
         damped.diagonal().add_(scale)
         scale *= 10.0
         if not math.isfinite(scale):
             raise NonFiniteError("a factor of the Kronecker preconditioner is not finite at the present parameters")
+        root: Tensor
+        root, failed = torch.linalg.cholesky_ex(damped)
+        if not failed:
+            return root

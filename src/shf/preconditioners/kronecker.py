@@ -18,7 +18,7 @@ from shf.distributed.collective import Collective
 from shf.errors import NonFiniteError
 from shf.linear.cg import LinearMap
 from shf.linear.decay import Decay
-from shf.linear.flat import all_finite
+from shf.linear.flat import all_finite, read
 from shf.model.network import Network
 from shf.preconditioners.base import GradientPass, Preconditioner, Space, Work
 from shf.preconditioners.factors import Block, Factors, Inverse, find_blocks, invert, invert_undamped
@@ -250,7 +250,7 @@ def _summed(
     def part() -> Tensor:
         sums, diagonals = own(blocks, others)
         pieces = [
-            t for s in sums for t in (s.inputs.reshape(-1), s.outputs.reshape(-1), like.new_tensor([s.positions]))
+            t for s in sums for t in (s.inputs.reshape(-1), s.outputs.reshape(-1), like.new_full((1,), s.positions))
         ]
         return torch.cat([*pieces, *(diagonals[i].reshape(-1) for i in others)])
 
@@ -258,14 +258,13 @@ def _summed(
     if not all_finite(total):
         raise NonFiniteError("the factors of the Kronecker preconditioner are not finite at the present parameters")
     pieces = list(total.split(sizes))
-    pairs, positions = [], []
-    for k, block in enumerate(blocks):
-        a, g, n = pieces[3 * k : 3 * k + 3]
-        positions.append(n.item())
+    pairs, counts = [], pieces[2 : 3 * len(blocks) : 3]
+    for k, (block, n) in enumerate(zip(blocks, counts, strict=True)):
+        a, g = pieces[3 * k : 3 * k + 2]
         pairs.append((a.view(block.inputs, -1) / n.clamp_min(1), g.view(block.outputs, -1).clone()))
     rest = pieces[3 * len(blocks) :]
     diagonals = {i: d.view(network.shapes.shapes[i]).clone() for i, d in zip(others, rest, strict=True)}
-    return Factors(blocks, pairs, diagonals), positions
+    return Factors(blocks, pairs, diagonals), read(*[n[0] for n in counts])
 
 
 def _warn_of_uncovered(network: Network, uncovered: Sequence[Block]) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from shf.model.jacobian import Graph, Jacobian
-from shf.model.layersquares import agree, probe, projects_to
+from shf.model.layersquares import Comparison, agree, probe, projects_to
 from shf.model.percase import CallAxes, layer_squares, sole_owners
 from shf.preconditioners.factors import Block
 from shf.preconditioners.patches import project_patches, sum_patches
@@ -34,7 +34,7 @@ def explained_gradient(
     """
     shapes, theta = jacobian.network.shapes, len(jacobian.network.parameters)
     total: Tensor | None = None
-    explained = [True] * len(blocks)
+    explained, compared = [True] * len(blocks), []
     for _, graph, part in jacobian.graphs_with(cotangents):
         known = _single_calls(jacobian, graph, blocks)
         pulled = jacobian.pull(graph, part, [*graph.theta, *(call for _, call in known.values())])
@@ -45,7 +45,10 @@ def explained_gradient(
             g, gradient = gradients.get(i), pulled[block.weight]
             explained[i] = explained[i] and i in known
             if explained[i] and gradient is not None:
-                explained[i] = _explains(block, known[i][0], g, gradient)
+                explained[i] = g is not None
+                compared += [] if g is None else [(i, _comparison(block, known[i][0], g, gradient))]
+    for (i, _), held in zip(compared, agree([numbers for _, numbers in compared]), strict=True):
+        explained[i] = explained[i] and held
     assert total is not None
     return total, explained
 
@@ -97,17 +100,15 @@ def _batched(block: Block, a: Tensor) -> bool:
     return not isinstance(block.module, nn.Conv1d | nn.Conv2d) or a.ndim == block.module.weight.ndim
 
 
-def _explains(block: Block, a: Tensor, g: Tensor | None, gradient: Tensor) -> bool:
-    """Whether Σ_j g_j a_j' over one call is all of the weight's gradient, seen through one projection."""
-    if g is None:
-        return False
+def _comparison(block: Block, a: Tensor, g: Tensor, gradient: Tensor) -> Comparison:
+    """Of Σ_j g_j a_j' over one call with the weight's gradient, seen through one projection."""
     matrix = gradient.reshape(block.outputs, -1)
     left, right = probe(block.outputs, g), probe(matrix.shape[1], g)
     if isinstance(block.module, nn.Conv1d | nn.Conv2d):
         terms = project_patches(block.module, a.detach(), right) * (left @ g.flatten(2))
     else:
         terms = (a.detach() @ right) * (g @ left)
-    return agree(projects_to(terms, lambda G: left @ (G @ right))(matrix))
+    return projects_to(terms, lambda G: left @ (G @ right))(matrix)
 
 
 def _sums(block: Block, a: Tensor, g: Tensor | None, like: Tensor) -> Sums:
@@ -120,7 +121,7 @@ def _sums(block: Block, a: Tensor, g: Tensor | None, like: Tensor) -> Sums:
         inputs = a.detach().reshape(-1, a.shape[-1])
         outer, total, positions, g = _outer(inputs), inputs.sum(0), len(inputs), g.reshape(-1, block.outputs)
     if block.bias is not None:
-        column = torch.cat([total, total.new_tensor([positions])])
+        column = torch.cat([total, total.new_full((1,), positions)])
         outer = torch.cat([torch.cat([outer, total[None]]), column[:, None]], 1)
     return Sums(outer, _outer(g), positions)
 

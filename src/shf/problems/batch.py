@@ -85,7 +85,7 @@ class BatchProblem:
         # J and L of the gradient pass, where products are over the same rows; what products need
         self._shared: GradientPass | None = None
         self._curved: Callable[..., GaussNewton] | None = None
-        self._own_curvature_rows = self._share.within(curvature_rows)  # those of X^c that are here; None for all
+        self._own_curvature_rows = batch.beside(share.within(curvature_rows))  # those of X^c here; None for all
 
     def linearise(self, preparation: Preparation) -> Parts:
         """L, ∇L, and what a preconditioner takes from the same pass, over the rows that are here."""

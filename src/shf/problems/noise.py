@@ -41,7 +41,8 @@ def half_difference(jacobian: Jacobian, cotangents: Sequence[Tensor], gradient: 
         share: which of the batch's rows these are; there are at least two.
     """
     first = share.total // 2
-    per_row = (share.numbers < first).to(gradient)
+    per_row = gradient.new_zeros(share.rows)
+    per_row[: max(first - share.first, 0)] = 1
     masked = [
         u if jacobian.is_idle(i, u) else _first_half(u, jacobian.axis(i), per_row) for i, u in enumerate(cotangents)
     ]

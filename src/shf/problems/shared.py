@@ -31,7 +31,7 @@ class SharedProblem:
 
     Attributes:
         buffers: the module's buffers as the gradient pass left them; none before it.
-        dot: the inner product of two vectors, from everyone's part of them.
+        dots: the inner products of pairs of vectors, from everyone's part of them.
         own: this process's part of a whole vector.
     """
 
@@ -53,7 +53,7 @@ class SharedProblem:
         self._agree = agree
         self._seed = seed
         self._scratch: Tensor | None = None  # for products, P⁻¹r and trial points, of which one is needed at a time
-        self.dot, self.own = collective.dot, collective.own
+        self.dots, self.own = collective.dots, collective.own
         self._theta: Sequence[Tensor] = ()
         self._point: Sequence[Tensor] = ()  # the scratch vector's pieces, and θ's that belong to them
 
@@ -67,8 +67,8 @@ class SharedProblem:
         theta, diagonal = self._theta_here(), parts.diagonal
         gradient, noise = self._own.add_gradient_(parts.gradient, theta), None
         if parts.noise is not None:
-            size = collective.dot(gradient, gradient)
-            noise = collective.dot(parts.noise, parts.noise) / size if size > 0 else None
+            size, square = collective.dots((gradient, gradient), (parts.noise, parts.noise))
+            noise = square / size if size > 0 else None
 
         def precondition(damping: float) -> LinearMap:
             return preparation.inverse(diagonal, Space(damping, self._decay, collective, self._scratch))

@@ -72,7 +72,7 @@ def make_system(
         damping,
         quadratic,
         structural,
-        dot=collective.dot,
+        dots=collective.dots,
         share=part.curvature_share,
         roots=None if collective.several or not part.can_be_written_out else partial(_roots, part, whole_decay),
         size=part.size,
