@@ -287,8 +287,8 @@ def _call_axis(three: Tensor | None, two: Tensor | None) -> RowAxis | None:
 
 
 def _look_at_runs(network: Network, batch: Batch, seed: int) -> None:
-    """Refuses blind spots and randomness from elsewhere, and finds out how evaluations are to be run. A run with gradients and
-    one without that agree leave nothing to ask."""
+    """Refuses blind spots and randomness from elsewhere, and finds out how evaluations are to be run: two runs that agree,
+    with gradients and without, leave nothing to ask."""
     expected = refuse_blind_spots(network, batch, seed)
     if not _agree(_drawn_run(network, batch, seed), expected):
         _refuse_other_randomness(network, batch, seed)
