@@ -43,7 +43,7 @@ from shf.subject import Subject
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS, PAGE = ROOT / "results" / "models", ROOT / "docs" / "performance.md"
-LATER, ROUNDS, SEEDS, STEPS = 5, 5, (0, 1, 2), 25
+LATER, ROUNDS, SEEDS, STEPS = 5, 3, (0, 1, 2), 20
 clock = CLOCKS["processor"]
 CE = nn.CrossEntropyLoss()
 
@@ -85,7 +85,7 @@ def gpt2(words_: str, rows: int, vocabulary: int = 50257, **shape: int) -> Case:
 
 FAST = {
     "resnet18": Case("ResNet-18", networks.resnet, images(32), 128),
-    "efficientnet": Case("EfficientNet-B0", networks.efficientnet, images(32), 64),
+    "efficientnet": Case("EfficientNet-B0", networks.efficientnet, images(32), 128),
     "efficientnet-eval": Case(
         "EfficientNet-B0, running statistics", networks.efficientnet, images(32), 64, training=False
     ),
