@@ -1,5 +1,6 @@
 """Squares of rows' shares of a gradient, against networks written out with a copy of the parameters for each row."""
 
+import copy
 import warnings
 
 import pytest
@@ -213,6 +214,31 @@ def test_a_step_that_will_be_ten_times_as_dear_says_so_once():
     (warning,) = caught
     assert "preconditioner_squares='sampled'" in str(warning.message)
     assert "about 13 times" in str(warning.message)
+
+
+@pytest.mark.parametrize("kind", ["empirical-fisher", "jacobi"])
+def test_the_warning_comes_before_the_backward_passes_that_it_counts(kind, monkeypatch):
+    torch.manual_seed(0)
+    model, (inputs, targets) = normalised(), labelled(80)
+    passed, pull = [], shf.model.percase.pull_cases
+
+    def counted(jacobian, graph, cotangents, rows, count, wanted):
+        passed.append(len(rows) * count)
+        return pull(jacobian, graph, cotangents, rows, count, wanted)
+
+    monkeypatch.setattr(shf.model.percase, "pull_cases", counted)
+    options = {"preconditioner": kind, "preconditioner_squares": "exact", "cg_iterations": 1}
+    before = copy.deepcopy(model.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(shf.SHFWarning, match="times as dear"):
+            shf.SHF(model, CE, **options, seed=0).step(inputs, targets)
+    assert not passed
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    with pytest.warns(shf.SHFWarning) as caught:
+        shf.SHF(model, CE, **options, seed=0).step(inputs, targets)
+    evaluations = 2 * sum(passed) / len(inputs)  # a backward pass is two
+    assert f"worth {evaluations:.0f} evaluations" in str(caught[0].message)
 
 
 def test_training_is_no_worse_than_with_the_exact_fallback():

@@ -783,3 +783,19 @@ def test_layers_that_a_derivative_by_the_inputs_uses_again_are_said_to_have_a_di
     assert ["have a diagonal in place of factors" in str(w.message) for w in caught] == [True]
     plain = shf.SHF(model, nn.MSELoss(), preconditioner="kronecker")
     plain.step(inputs, torch.ones(12, 1, dtype=torch.float64))  # a warning would be an error
+
+
+def test_a_renewal_is_one_backward_pass(monkeypatch):
+    """Sums of the layers with factors and the diagonals of all others come from the same one."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)).double()
+    inputs, targets = torch.randn(12, 4, dtype=torch.float64), torch.randint(3, (12,))
+    optimizer = shf.SHF(model, nn.CrossEntropyLoss(), preconditioner="kronecker", factor_every=2, cg_iterations=1)
+    passes, original = [], torch.autograd.grad
+    monkeypatch.setattr(torch.autograd, "grad", lambda *a, **k: passes.append(1) or original(*a, **k))
+    counts = []
+    for _ in range(4):
+        passes.clear()
+        optimizer.step(inputs, targets)
+        counts.append(len(passes))
+    assert counts[2] == counts[3] + 1

@@ -10,6 +10,7 @@ import shf
 from helpers import Objective, assert_close, identical, labelled, mlp, snapshot
 from shf.data.batches import Batch
 from shf.losses import Loss
+from shf.model.layersquares import Use, formula
 from shf.model.network import Network
 from shf.probing.layout import find_layout
 
@@ -123,6 +124,44 @@ def test_squares_of_an_embedding_are_those_of_single_cases(name, dtype):
         for j in range(len(t))
     ]
     assert_close(found, sum(singles) / len(t))
+
+
+class Doubled(nn.Conv2d):
+    """Has the formula of a convolution no longer."""
+
+    def forward(self, images):
+        return super().forward(2 * images)
+
+
+DEPTHWISE = {
+    "one axis": (lambda: nn.Conv1d(3, 3, 4, stride=2, padding=2, groups=3), (3, 9)),
+    "two axes": (lambda: nn.Conv2d(3, 6, (3, 2), stride=(2, 1), padding=(2, 0), dilation=(1, 2), groups=3), (3, 5, 6)),
+    "three axes": (lambda: nn.Conv3d(2, 2, 2, padding=1, groups=2, bias=False), (2, 3, 2, 3)),
+    "a kernel that sees padding alone": (lambda: nn.Conv2d(2, 2, 5, padding=2, groups=2), (2, 1, 2)),
+    "a forward of its own": (lambda: Doubled(3, 3, 3, groups=3), (3, 4, 4)),
+}
+
+
+@pytest.mark.parametrize("name", DEPTHWISE)
+@pytest.mark.parametrize("uses", [1, 2])
+def test_squares_of_a_convolution_of_each_channel_are_those_of_single_cases(name, uses, monkeypatch):
+    """By a formula: torch's gradient of each case's weights would cost as much as the model's gradient."""
+    make, shape = DEPTHWISE[name]
+    torch.manual_seed(0)
+    layer, calls = make().double(), [torch.randn(4, *shape, dtype=torch.float64) for _ in range(uses)]
+    g = [torch.randn_like(layer(a)) for a in calls]
+    parameters = dict(layer.named_parameters())
+    if name != "a forward of its own":
+        monkeypatch.setattr("shf.model.layersquares._pullback_per_case", None)
+    found = formula(
+        layer, {n: p.detach() for n, p in parameters.items()}, [Use(*pair) for pair in zip(calls, g, strict=True)]
+    )
+    singles = [
+        torch.autograd.grad([layer(a[j : j + 1]) for a in calls], list(parameters.values()), [u[j : j + 1] for u in g])
+        for j in range(4)
+    ]
+    for parameter, *of_cases in zip(parameters, *singles, strict=True):
+        assert_close(found[parameter].total, sum(case.square() for case in of_cases))
 
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if name != "a forward of its own"])

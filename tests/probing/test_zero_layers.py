@@ -167,3 +167,13 @@ def test_looking_changes_nothing():
     awake = without_zeros(network, batch, 0)
     assert all(bool(v.all()) for v in awake.leaves())
     assert identical(theta(model), before)
+
+
+def test_a_model_is_looked_at_in_seven_runs():
+    """Once for zeros, on three rows and on two, each row beside itself, and with and without gradients: each run counts in a
+    first step on few rows."""
+    model, runs = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), []
+    nn.init.zeros_(model[0].bias)
+    model.register_forward_hook(lambda *_: runs.append(1))
+    find(model, torch.randn(6, 4))
+    assert len(runs) == 7

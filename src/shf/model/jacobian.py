@@ -210,11 +210,6 @@ class Jacobian:
         for chunk in self.chunks:
             yield chunk, self._forward(chunk)[0]
 
-    def forget_calls(self) -> None:
-        """Lets go of what layers took and returned, once it is summed up: products do not need it."""
-        if self._kept is not None:
-            self._kept.calls.of.clear()
-
     def pull(
         self,
         graph: Graph,

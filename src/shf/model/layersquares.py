@@ -2,9 +2,11 @@
 
 A linear layer that is used once has J_j'u_j = g_j a_j' with its input a and output gradient g, so that the sum of squares
 is (g²)'(a²): one matrix product. An embedding's per-case gradients are zero but for the rows that the case looks up, and
-only these are made. Other layers that keep cases apart get their own small per-case pullback, all cases at once.
+only these are made. A convolution of each channel by itself takes a product over the positions for each place of its
+kernel. Other layers that keep cases apart get their own small per-case pullback, all cases at once.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -20,6 +22,8 @@ from shf.model.network import plain_gradients
 
 MOST_NUMBERS = 2**24
 """How many numbers the per-case gradients of one chunk may have."""
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+_FORWARDS = (nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward)
 
 
 class Use(NamedTuple):
@@ -83,6 +87,8 @@ def formula(module: nn.Module, values: dict[str, Tensor], uses: list[Use]) -> di
         return _summed(values, uses, _linear_per_case)
     if type(module).forward is nn.Embedding.forward and values.keys() == {"weight"}:
         return _embedding(uses, values["weight"], module.padding_idx)  # type: ignore[arg-type]
+    if _is_depthwise(module):
+        return _summed(values, uses, lambda some: _depthwise_per_case(module, some))  # type: ignore[arg-type]
     return _summed(values, uses, lambda some: _pullback_per_case(module, values, some))
 
 
@@ -149,6 +155,48 @@ def _embedding(uses: Sequence[Use], weight: Tensor, padding: int | None) -> dict
         return torch.zeros_like(weight).index_add_(0, pairs % len(weight), of_pairs)
 
     return {"weight": Squares(summed(per_case.square()), equals(summed(per_case), summed(per_case.abs())))}
+
+
+def _is_depthwise(module: nn.Module) -> bool:
+    """Whether it is a convolution of each channel by itself, padded with zeros."""
+    if not isinstance(module, Convolution) or type(module).forward not in _FORWARDS:
+        return False
+    return (
+        module.groups == module.in_channels and module.padding_mode == "zeros" and not isinstance(module.padding, str)
+    )
+
+
+def _depthwise_per_case(layer: Convolution, uses: Sequence[Use]) -> dict[str, Tensor]:
+    """A convolution of each channel by itself: at each place of the kernel Σ_p g_p a_q, q being what position p sees there.
+
+    With positions in front, each product runs over all channels and cases at once.
+    """
+    per_use = [_correlated(layer, *use) for use in uses]
+    bias = [use.g.flatten(2).sum(2) for use in uses]
+    return {"weight": sum(per_use[1:], per_use[0]), "bias": sum(bias[1:], bias[0])}
+
+
+def _correlated(layer: Convolution, a: Tensor, g: Tensor) -> Tensor:
+    """(cases, outputs, 1, kernel)."""
+    axes = range(2, a.ndim)
+    a = a.permute(*axes, 1, 0).unsqueeze(-2).contiguous()  # (positions, channels, 1, cases)
+    g = g.permute(*axes, 1, 0).unflatten(-2, (layer.in_channels, -1)).contiguous()
+    found = g.new_empty(*layer.kernel_size, *g.shape[len(axes) :])
+    for place in itertools.product(*map(range, layer.kernel_size)):
+        spans = [_seen_at(layer, axis, k, a.shape[axis], g.shape[axis]) for axis, k in enumerate(place)]
+        outputs, inputs = zip(*spans, strict=True)
+        found[place] = (g[outputs] * a[inputs]).flatten(0, len(axes) - 1).sum(0)
+    return found.flatten(-3, -2).permute(-1, -2, *range(len(axes))).unsqueeze(2)
+
+
+def _seen_at(layer: Convolution, axis: int, k: int, inputs: int, outputs: int) -> tuple[slice, slice]:
+    """Along one axis, the positions whose kernel sees the input at its k-th place, not the padding; and where in the input
+    that is."""
+    stride, before = layer.stride[axis], int(layer.padding[axis]) - k * layer.dilation[axis]
+    begin, end = max(0, -(-before // stride)), min(outputs, (inputs - 1 + before) // stride + 1)
+    if end <= begin:
+        return slice(0), slice(0)
+    return slice(begin, end), slice(begin * stride - before, (end - 1) * stride - before + 1, stride)
 
 
 def _pullback_per_case(module: nn.Module, values: dict[str, Tensor], uses: Sequence[Use]) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ cases.
 """
 
 from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +46,13 @@ def squared_vjp(
         costs: is told what the fallback will cost before it begins, in evaluations of the model on all rows.
     """
     shapes, like = jacobian.network.shapes, jacobian.network.parameters[0]
-    gradient, squares = layer_squares(jacobian, cotangents, axes=axes)
+    found: Found | None = None
+    for rows, graph, part in jacobian.graphs_with(cotangents):
+        here, _ = squares_by_layers(jacobian, graph, part, axes or {}, len(rows))
+        found = here if found is None else found.plus(here)
+        graph.calls.of.clear()
+    assert found is not None
+    gradient, squares = found
     left = [i for i, square in enumerate(squares) if square is None]
     if left:
         for i, square in _case_by_case(jacobian, cotangents, left, costs, separable=axes is not None).items():
@@ -53,43 +60,48 @@ def squared_vjp(
     return shapes.flatten(gradient, like), shapes.flatten(squares, like)
 
 
-def layer_squares(
-    jacobian: Jacobian, cotangents: Sequence[Tensor], *, axes: CallAxes | None, only: Collection[int] | None = None
-) -> tuple[list[Tensor | None], list[Tensor | None]]:
-    """J'u and Σ_j (J_j'u_j)² parameter by parameter, from layer formulas alone.
+class Found(NamedTuple):
+    """Parameter by parameter, what the layers of one graph say.
 
-    Args:
-        jacobian: as in `squared_vjp`; its record of calls is let go.
-        cotangents: u.
-        axes: as in `squared_vjp`.
-        only: the numbers of the parameters that are wanted; by default all.
-
-    Returns:
-        The gradient, None for parameters without influence or not wanted; and the squares, None where no layer has a
-        formula for them (zeros where there is no influence, or no wish).
+    Attributes:
+        gradient: J'u; None for parameters without influence or not wanted.
+        squares: Σ_j (J_j'u_j)²; None where no layer has a formula for it, zeros where there is no influence, or no wish.
     """
-    gradient: list[Tensor | None] = []
-    squares: list[Tensor | None] = []
-    for rows, graph, part in jacobian.graphs_with(cotangents):
-        pulled, found = _by_layers(jacobian, graph, part, axes or {}, len(rows), only)
-        if not gradient:
-            gradient, squares = pulled, found
-        else:
-            gradient = [p if g is None else g if p is None else g + p for g, p in zip(gradient, pulled, strict=True)]
-            squares = [None if s is None or f is None else s.add_(f) for s, f in zip(squares, found, strict=True)]
-        graph.calls.of.clear()
-    return gradient, squares
+
+    gradient: list[Tensor | None]
+    squares: list[Tensor | None]
+
+    def plus(self, other: "Found") -> "Found":
+        """The sums over the rows of both."""
+        pairs = zip(self.gradient, other.gradient, strict=True)
+        gradient = [p if g is None else g if p is None else g + p for g, p in pairs]
+        squares = zip(self.squares, other.squares, strict=True)
+        return Found(gradient, [None if s is None or f is None else s.add_(f) for s, f in squares])
 
 
-def _by_layers(
+def squares_by_layers(
     jacobian: Jacobian,
     graph: Graph,
     cotangents: Sequence[Tensor],
     axes: CallAxes,
     rows: int,
-    only: Collection[int] | None,
-) -> tuple[list[Tensor | None], list[Tensor | None]]:
-    """The gradient, and the sums of squares of the parameters whose layer has a formula (None for the others)."""
+    only: Collection[int] | None = None,
+    also: Sequence[Tensor] = (),
+) -> tuple[Found, Sequence[Tensor | None]]:
+    """One backward pass through one graph.
+
+    Args:
+        jacobian: J, with its module calls recorded.
+        graph: one of J's.
+        cotangents: u, the graph's share of it.
+        axes: as in `squared_vjp`; empty for none.
+        rows: of the graph.
+        only: the numbers of the parameters that are wanted; by default all.
+        also: other tensors of the graph.
+
+    Returns:
+        What the layers say, and the gradients of u'z by the other tensors.
+    """
     network, count = jacobian.network, len(jacobian.network.names)
     wanted = list(range(count)) if only is None else sorted(only)
     layers = network.once(layers_of)
@@ -98,7 +110,8 @@ def _by_layers(
         owners = {m: c for m, c in owners.items() if not set(wanted).isdisjoint(layers[m].values())}
     outputs = [c.output for calls in owners.values() for c in calls if c.output is not None and c.output.requires_grad]
     beside = [] if only is None else _asked_beside(graph)
-    pulled = jacobian.pull(graph, cotangents, [*(graph.theta[i] for i in wanted), *outputs, *beside])
+    pulled = jacobian.pull(graph, cotangents, [*also, *(graph.theta[i] for i in wanted), *outputs, *beside])
+    others, pulled = pulled[: len(also)], pulled[len(also) :]
     gradient: list[Tensor | None] = [None] * count
     for i, g in zip(wanted, pulled, strict=False):
         gradient[i] = g
@@ -118,7 +131,7 @@ def _by_layers(
             if (g := gradient[own[name]]) is not None and g.numel():
                 claims.append((own[name], square.total, square.compared(g)))
     accept_(squares, claims)
-    return gradient, squares
+    return Found(gradient, squares), others
 
 
 def accept_(squares: list[Tensor | None], claims: Sequence[tuple[int, Tensor, Comparison]]) -> None:

@@ -22,7 +22,7 @@ from shf.linear.flat import all_finite, read
 from shf.model.network import Network
 from shf.preconditioners.base import GradientPass, Preconditioner, Space, Work
 from shf.preconditioners.factors import Block, Factors, Inverse, find_blocks, invert, invert_undamped
-from shf.preconditioners.layerfactors import Sums, explained_gradient, layer_sums, sampled_diagonal
+from shf.preconditioners.layerfactors import Sums, explained_gradient, layer_sums
 from shf.runtime.context import warn
 from shf.state import Memory
 
@@ -183,10 +183,7 @@ class Renewal:
         jacobian = self._pass.jacobian
         # E[uu'] = L'' of this share; the whole batch's L'' is the weighted sum of the shares'
         roots = [math.sqrt(self._pass.weight) * u for u in self._pass.expansion.hessian_root(self._pass.signs)]
-        sums = layer_sums(jacobian, roots, blocks) if blocks else []
-        diagonals = sampled_diagonal(jacobian, roots, self._pass.axes, others) if others else {}
-        jacobian.forget_calls()
-        return sums, diagonals
+        return layer_sums(jacobian, roots, self._pass.axes, blocks, others)
 
     def _inverse(self, factors: Factors, damping: float, decay: Decay) -> Inverse:
         tensors, numbers = factors.tensors(), (damping, *decay.weights)

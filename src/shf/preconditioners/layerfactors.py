@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from shf.model.jacobian import Graph, Jacobian
 from shf.model.layersquares import Comparison, agree, probe, projects_to
-from shf.model.percase import CallAxes, layer_squares, sole_owners
+from shf.model.percase import CallAxes, Found, sole_owners, squares_by_layers
 from shf.preconditioners.factors import Block
 from shf.preconditioners.patches import project_patches, sum_patches
 
@@ -53,31 +53,34 @@ def explained_gradient(
     return total, explained
 
 
-def layer_sums(jacobian: Jacobian, roots: Sequence[Tensor], blocks: Sequence[Block]) -> list[Sums]:
-    """Σ aa' and Σ gg' of layers that `explained_gradient` has found fit, g being the gradient of u'z for a root sample u."""
+def layer_sums(
+    jacobian: Jacobian, roots: Sequence[Tensor], axes: CallAxes | None, blocks: Sequence[Block], others: Collection[int]
+) -> tuple[list[Sums], dict[int, Tensor]]:
+    """For a root sample u, from one backward pass: Σ aa' and Σ gg' of layers that `explained_gradient` has found fit, g
+    being the gradient of u'z; and an unbiased estimate of the diagonal of J'L''J for other parameters.
+
+    That is Σ_j (J_j'u_j)² where a layer has a formula for it, and (Σ_j J_j'u_j)² where none has: cases are independent in ξ,
+    so their products vanish in expectation.
+    """
     totals: list[Sums] = []
-    for _, graph, part in jacobian.graphs_with(roots):
+    found: Found | None = None
+    for rows, graph, part in jacobian.graphs_with(roots):
         known = _single_calls(jacobian, graph, blocks)
-        pulled = jacobian.pull(graph, part, [known[i][1] for i in range(len(blocks))])
-        found = [_sums(block, known[i][0], g, part[0]) for i, (block, g) in enumerate(zip(blocks, pulled, strict=True))]
-        totals = found if not totals else [_add(a, b) for a, b in zip(totals, found, strict=True)]
-    return totals
+        calls = [known[i] for i in range(len(blocks))]
+        here, pulled = squares_by_layers(jacobian, graph, part, axes or {}, len(rows), others, [z for _, z in calls])
+        sums = [_sums(block, a, g, part[0]) for block, (a, _), g in zip(blocks, calls, pulled, strict=True)]
+        totals = [_add(*pair) for pair in zip(totals, sums, strict=True)] if totals else sums
+        found = here if found is None else found.plus(here)
+        graph.calls.of.clear()
+    assert found is not None
+    return totals, {i: _diagonal(found.gradient[i], found.squares[i]) for i in sorted(others)}
 
 
-def sampled_diagonal(
-    jacobian: Jacobian, roots: Sequence[Tensor], axes: CallAxes | None, only: Collection[int]
-) -> dict[int, Tensor]:
-    """An unbiased estimate of some parameters' diagonal of J'L''J: Σ_j (J_j'u_j)² where a layer has a formula for it,
-    and (Σ_j J_j'u_j)² where none has (cases are independent in ξ, so their products vanish in expectation)."""
-    gradient, squares = layer_squares(jacobian, roots, axes=axes, only=only)
-    found: dict[int, Tensor] = {}
-    for i in sorted(only):
-        square, g = squares[i], gradient[i]
-        if square is None:
-            assert g is not None
-            square = g.square()
-        found[i] = square
-    return found
+def _diagonal(gradient: Tensor | None, squares: Tensor | None) -> Tensor:
+    if squares is not None:
+        return squares
+    assert gradient is not None
+    return gradient.square()
 
 
 def _single_calls(jacobian: Jacobian, graph: Graph, blocks: Sequence[Block]) -> dict[int, tuple[Tensor, Tensor]]:

@@ -92,20 +92,19 @@ def find_layout(network: Network, batch: Batch, seed: int, *, known: bool = Fals
     try:
         one, other = _two_different_rows(batch)
         three, two = batch.take(torch.tensor([one, other, one])), batch.take(torch.tensor([one, other]))
-        first = _attempt(without_zeros(network, three, seed), three, two, seed, minor=False)
+        awake = without_zeros(network, three, seed)
+        first = _attempt(awake, three, two, seed, minor=False)
     except AmbiguousRowsError as error:
-        first, three = _refusal(f"{error}"), batch
+        first = _refusal(f"{error}")
     except REFUSALS as error:
         if is_out_of_memory(error):
             raise
-        first, three = _refusal(f"it fails on two of its rows ({type(error).__name__}: {error})"), batch
-    if first.obstacle is not None and known:
-        return first
-    awake = without_zeros(network, three, seed)
-    _refuse_other_randomness(awake, three, seed)
-    _evaluate_alike(network, three, seed, refuse_blind_spots(network, three, seed))
+        first = _refusal(f"it fails on two of its rows ({type(error).__name__}: {error})")
     if first.obstacle is not None:
+        if not known:
+            _look_at_runs(without_zeros(network, batch, seed), batch, seed)
         return first
+    _look_at_runs(awake, three, seed)
     if first.separable or not any(axis is not None and axis.fold > 1 for axis in first.draws):
         return first
     second = _attempt(awake, three, two, seed, minor=True)
@@ -287,9 +286,18 @@ def _call_axis(three: Tensor | None, two: Tensor | None) -> RowAxis | None:
     return axis
 
 
+def _look_at_runs(network: Network, batch: Batch, seed: int) -> None:
+    """Refuses blind spots and randomness from elsewhere, and finds out how evaluations are to be run: two runs that agree,
+    with gradients and without, leave nothing to ask."""
+    expected = refuse_blind_spots(network, batch, seed)
+    if not _agree(_drawn_run(network, batch, seed), expected):
+        _refuse_other_randomness(network, batch, seed)
+        _evaluate_alike(network, batch, seed, expected)
+
+
 def _refuse_other_randomness(network: Network, batch: Batch, seed: int) -> None:
     """Two runs with the same draws must agree; if they do not, the first module whose output differs is named."""
-    if _runs_agree(network, batch, seed):
+    if _agree(_drawn_run(network, batch, seed), _drawn_run(network, batch, seed)):
         return
     names = {m: f"{name or 'the model'} ({type(m).__name__})" for name, m in network.model.named_modules()}
     outputs: list[list[tuple[str, list[Tensor]]]] = []
@@ -316,21 +324,11 @@ def _refuse_other_randomness(network: Network, batch: Batch, seed: int) -> None:
     )
 
 
-def _runs_agree(network: Network, batch: Batch, seed: int) -> bool:
-    runs = []
-    for _ in range(2):
-        with Draws(seed, batch.rows).over():
-            runs.append(_run(network, batch.inputs))
-    return all(_same(a, b) for a, b in zip(*runs, strict=True))
-
-
 def _evaluate_alike(network: Network, batch: Batch, seed: int, expected: Sequence[Tensor]) -> None:
     """Makes sure that the model without gradients is the model with them, for the evaluations of a step to see what its
     gradient saw: one that asks torch whether there are gradients is run with them."""
     while network.evaluation.level < network.evaluation.MOST:
-        with Draws(seed, batch.rows).over():
-            found = _run(network, batch.inputs)
-        if len(found) == len(expected) and all(map(_same, found, expected)):
+        if _agree(_drawn_run(network, batch, seed), expected):
             return
         network.evaluation.level += 1
 
@@ -367,6 +365,12 @@ def refuse_blind_spots(network: Network, batch: Batch, seed: int) -> list[Tensor
     return [z.detach() for z in _floating(outputs)]
 
 
+def _drawn_run(network: Network, batch: Batch, seed: int) -> list[Tensor]:
+    """As `_run`, with the draws of this seed."""
+    with Draws(seed, batch.rows).over():
+        return _run(network, batch.inputs)
+
+
 def _run(network: Network, inputs: Any) -> list[Tensor]:
     """The model's floating-point outputs at its present parameters."""
     return _floating(network(network.leaves(), inputs))
@@ -374,6 +378,10 @@ def _run(network: Network, inputs: Any) -> list[Tensor]:
 
 def _floating(outputs: Any) -> list[Tensor]:
     return [z for z in leaves(outputs) if z.is_floating_point() and z.layout == torch.strided]
+
+
+def _agree(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+    return len(found) == len(expected) and all(map(_same, found, expected))
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -88,12 +88,12 @@ def _shrunk(case: FeedForward, quick: bool) -> FeedForward:
 # --- in the process that is measured ---------------------------------------------------------------------------------
 
 
-def _resident() -> int:
+def resident() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1]) if sys.platform == "linux" else 0
-    return pages * resource.getpagesize() if pages else _peak()
+    return pages * resource.getpagesize() if pages else peak()
 
 
-def _peak() -> int:
+def peak() -> int:
     for line in Path("/proc/self/status").read_text().splitlines() if sys.platform == "linux" else ():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -101,7 +101,7 @@ def _peak() -> int:
     return most if sys.platform == "darwin" else most * 1024
 
 
-def _reset_peak() -> None:
+def reset_peak() -> None:
     with suppress(OSError):  # not Linux, or not allowed: the mark then includes building the problem
         Path("/proc/self/clear_refs").write_text("5")
 
@@ -119,17 +119,17 @@ def _work(request: dict[str, Any]) -> dict[str, int]:
     torch.set_num_threads(request["threads"])
     case = _shrunk(_case(request["case"]), request["quick"])
     _load_everything(case)
-    empty = _resident()
+    empty = resident()
     if request["what"] == "growth":
         return _grow(case, empty, quick=request["quick"])
     problem = case.problem()
     {"gradient": _gradient, "step": _step}[request["what"]](case, problem, request["microbatch"])
-    return {"peak": _peak() - empty}
+    return {"peak": peak() - empty}
 
 
 def _gradient(case: FeedForward, problem: Workload, microbatch: int | None) -> None:
     problem.gradient()
-    _reset_peak()
+    reset_peak()
     problem.gradient()
 
 
@@ -139,7 +139,7 @@ def _step(case: FeedForward, problem: Workload, microbatch: int | None) -> None:
     optimizer = case.optimizer(problem, microbatch=microbatch)
     take_over(optimizer, first)
     del first
-    _reset_peak()
+    reset_peak()
     optimizer.step(problem.inputs, problem.targets)
 
 
@@ -152,8 +152,8 @@ def _grow(case: FeedForward, empty: int, *, quick: bool) -> dict[str, int]:
     for number in range(1, steps + 1):
         optimizer.step(problem.inputs, problem.targets)
         if number == first:
-            early = _resident() - empty
-    return {"steps": steps, "early": early, "late": _resident() - empty}
+            early = resident() - empty
+    return {"steps": steps, "early": early, "late": resident() - empty}
 
 
 if __name__ == "__main__":
