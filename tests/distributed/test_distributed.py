@@ -166,7 +166,9 @@ def test_the_trajectories_compared_move_and_differ():
     start = theta(network())
     assert all((end - start).abs().max() > 1e-2 for end in ends)
     apart = [bool((a - b).abs().max() > 1e-4) for i, a in enumerate(ends) for b in ends[:i]]
-    assert apart.count(False) == 15  # block, microbatch, per case, split, the scaled sum, and an average that is yet to listen
+    assert (
+        apart.count(False) == 15
+    )  # block, microbatch, per case, split, the scaled sum, and an average that is yet to listen
 
 
 def hf_run(rank, sizes, **options):
