@@ -175,10 +175,10 @@ def test_solvers_agree_with_the_dense_solution(reference):
     B = torch.stack([product(e).clone() for e in torch.eye(len(downhill))], 1)
     rounding = (torch.linalg.matrix_norm(B - B.T) / torch.linalg.matrix_norm(B)).item()
     largest = torch.linalg.eigvalsh(B)[-1].item()
-    flat = (
+    held = (
         reference.case.stands_in is positive or reference.case.name == "Huber"
-    )  # a slope without curvature: λ alone holds
-    for relative in (1.0, 1e-3, 1e-6) if flat else (1.0, 1e-3, 1e-6, 1e-12):
+    )  # by λ alone, where a slope is not curved
+    for relative in (1.0, 1e-3, 1e-6) if held else (1.0, 1e-3, 1e-6, 1e-12):
         A = 0.5 * (B + B.T) + relative * largest * torch.eye(len(B))
         root = torch.linalg.cholesky(A)
         expected = torch.cholesky_solve(downhill[:, None], root)

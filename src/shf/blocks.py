@@ -161,9 +161,8 @@ def is_indefinite(product: Product, tensors: Sequence[Tensor]) -> bool:
         return False
     if bool((of_all < least).any()):
         return True
-    lone = torch.zeros_like(
-        vectors
-    )  # cases that influence each other have no eigenvalues of their own: v'L''v has the word
+    # cases that influence each other have no eigenvalues of their own: v'L''v decides
+    lone = torch.zeros_like(vectors)
     lone[of_each.argmin()] = vectors[of_each.argmin()]
     return bool((lone * cases.pack(product(cases.unpack(lone)))).sum() < 0.5 * least * lone.square().sum())
 
@@ -188,7 +187,7 @@ def positive_part(product: Product, tensors: Sequence[Tensor], name: str) -> Pos
             blocks = arrangement.blocks(product, tensors[0])
             if _is_close(blocks @ arrangement.pack(u).unsqueeze(2), arrangement.pack(expected).unsqueeze(2)):
                 return PositivePart.of(arrangement, blocks)
-    for arrangement in (joined, cases) if apart else (joined,):  # nothing is proved where rounding has the word
+    for arrangement in (joined, cases) if apart else (joined,):  # where rounding decides nothing can be proved
         if arrangement.fits:
             return PositivePart.of(arrangement, arrangement.blocks(product, tensors[0]))
     raise ValueError(_too_large(name, cases if apart else joined))

@@ -103,7 +103,7 @@ class Loss:
         return own or any(function is known for known, _ in _FUNCTIONS)
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
-        arguments = (outputs, targets)
+        arguments: tuple[Any, ...] = (outputs, targets)
         if isinstance(self.function, nn.GaussianNLLLoss):
             mean, variance = _mean_and_variance(outputs)
             arguments = (mean, targets, variance)
