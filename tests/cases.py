@@ -2,7 +2,9 @@
 float64 matrices. To add a case, add a line to `CASES`; every test of tests/test_cases.py and the table in the docs follow.
 """
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +35,7 @@ class Case:
         layers: whether the preconditioner has a layer formula for every parameter (else the exact fallback is used).
         separable: whether a row's output depends on that row alone.
         select, count: as the optimizer takes them, for data that is not rows of tensors.
+        stands_in: where the loss is not convex, (dense L'', outputs) ↦ the matrix that stands for L''.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Case:
     separable: bool = True
     select: Select = select_rows
     count: Count = count_rows
+    stands_in: Callable[[Tensor, Tensor], Tensor] | None = None
 
     @property
     def handling(self) -> dict[str, Any]:
@@ -396,6 +400,78 @@ def logistic_by_hand(outputs: Tensor, targets: Tensor) -> Tensor:
     return (F.softplus(outputs) - outputs * targets).sum(1).mean()
 
 
+@contextmanager
+def without_convexity(case: Case) -> Iterator[None]:
+    """Around steps of a case: that something stands for L'' is said of those that declare it, and of no others."""
+    with warnings.catch_warnings():
+        if case.stands_in is not None:
+            warnings.simplefilter("ignore", shf.NonConvexLossWarning)
+        yield
+
+
+def positive(H: Tensor, _: Tensor) -> Tensor:
+    """The positive part of a matrix, whatever blocks it has."""
+    values, vectors = torch.linalg.eigh(H)
+    return vectors * values.clamp_min(0) @ vectors.T
+
+
+def fisher_of_log_variance(_: Tensor, z: Tensor) -> Tensor:
+    """Of N(μ, e^s) by μ and s: e^-s and ½, over the rows."""
+    return torch.stack([(-z[:, 1]).exp(), torch.full_like(z[:, 1], 0.5)], 1).reshape(-1).diag() / len(z)
+
+
+def fisher_of_variance(_: Tensor, z: Tensor) -> Tensor:
+    """Of N(μ, v) by μ and u with v = softplus(u) + 0.1, summed over rows."""
+    v, slope = F.softplus(z[:, 1]) + 0.1, z[:, 1].sigmoid()
+    return torch.stack([1 / v, 0.5 * (slope / v).square()], 1).reshape(-1).diag()
+
+
+def gaussian(z: Tensor, t: Tensor) -> Tensor:
+    """Negative log-likelihood of means and log-variances that lie behind each other."""
+    mean, s = z.chunk(2, 1)
+    return 0.5 * (s + (t - mean).square() * (-s).exp()).mean()
+
+
+def gaussian_sum(z: Tensor, t: Tensor) -> Tensor:
+    return F.gaussian_nll_loss(z[:, 0], t[:, 0], F.softplus(z[:, 1]) + 0.1, reduction="sum")
+
+
+gaussian_sum.reduction = "sum"
+
+
+def focal(z: Tensor, t: Tensor) -> Tensor:
+    log_p = z.log_softmax(1).gather(1, t[:, None])
+    return -((1 - log_p.exp()).square() * log_p).mean()
+
+
+def cosine(z: Tensor, t: Tensor) -> Tensor:
+    return 1 - F.cosine_similarity(z, t, dim=1).mean()
+
+
+def evidential(z: Tensor, t: Tensor) -> Tensor:
+    """Student's t from an evidential network: γ, ν, α, β."""
+    n, a, b = (F.softplus(z[:, k : k + 1]) + least for k, least in ((1, 0.1), (2, 1.1), (3, 0.1)))
+    omega = 2 * b * (1 + n)
+    far = (a + 0.5) * (n * (t - z[:, :1]).square() + omega).log()
+    return (far - 0.5 * n.log() - a * omega.log() + a.lgamma() - (a + 0.5).lgamma()).mean()
+
+
+def mixture(z: Tensor, t: Tensor) -> Tensor:
+    """Of two Gaussians: logits, means, logarithms of widths."""
+    logits, mean, s = z.chunk(3, 1)
+    return -(logits.log_softmax(1) - 0.5 * ((t - mean) * (-s).exp()).square() - s).logsumexp(1).mean()
+
+
+def cauchy(z: Tensor, t: Tensor) -> Tensor:
+    return (z - t).square().log1p().mean()
+
+
+def contrastive(z: Tensor, t: Tensor) -> Tensor:
+    """InfoNCE of two views, the second given: every row is compared with every other."""
+    first, second = F.normalize(z, dim=1), F.normalize(z.roll(1, 0) + t, dim=1)
+    return F.cross_entropy(first @ second.T / 0.5, torch.arange(len(z)))
+
+
 def activation_case(kind: type[nn.Module]) -> Case:
     return Case(f"MLP, {kind.__name__}", "feed-forward", mlp(kind), vectors, CE)
 
@@ -419,6 +495,20 @@ CASES = [
     Case("Poisson", "losses", mlp(), pair(real(4), unit(3)), nn.PoissonNLLLoss()),
     Case("Huber", "losses", mlp(), pair(real(4), real(3)), nn.HuberLoss()),
     Case("a plain callable", "losses", mlp(), pair(real(4), unit(3)), logistic_by_hand),
+    Case("Gaussian, F.gaussian_nll_loss of mean and log-variance", "losses that are convex in places", mlp(out=2), pair(real(4), real(1)),
+         lambda z, t: F.gaussian_nll_loss(z[:, :1], t, z[:, 1:].exp()), stands_in=fisher_of_log_variance),
+    Case("Gaussian, F.gaussian_nll_loss of mean and variance, sum", "losses that are convex in places", mlp(out=2), pair(real(4), real(1)),
+         gaussian_sum, stands_in=fisher_of_variance),
+    *(Case(name, "losses that are convex in places", mlp(out=out), pair(real(4), targets), loss, stands_in=positive)
+      for name, out, targets, loss in (
+          ("Gaussian by hand, three means and log-variances", 6, real(3), gaussian),
+          ("focal", 3, classes(), focal),
+          ("cosine", 3, real(3), cosine),
+          ("evidential regression", 4, real(1), evidential),
+          ("mixture of Gaussians", 6, real(1), mixture),
+          ("Cauchy", 3, real(3), cauchy),
+          ("InfoNCE, all rows one block", 3, real(3), contrastive),
+      )),
     Case("dropout", "randomness", mlp(dropout=0.5), vectors, CE),
     Case("noise", "randomness", lambda: nn.Sequential(nn.Linear(4, 5), Noise(), nn.Tanh(), nn.Linear(5, 3)), vectors, CE),
     Case("stochastic depth", "randomness", lambda: nn.Sequential(StochasticDepth(), nn.Linear(4, 3)), vectors, CE),

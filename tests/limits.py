@@ -234,8 +234,10 @@ def reseeded(x: Tensor) -> Tensor:
     return F.dropout(x)
 
 
-def root_of_the_error(z: Tensor, t: Tensor) -> Tensor:
-    return (z - F.one_hot(t, 3)).abs().sqrt().mean()
+def compared(z: Tensor, t: Tensor) -> Tensor:
+    """Every row with every other, on the sphere."""
+    z = F.normalize(z, dim=1)
+    return F.cross_entropy(z @ z.roll(1, 0).T, torch.arange(len(z)))
 
 
 def penalised() -> object:
@@ -300,8 +302,9 @@ REFUSED = [
         lambda: step(nn.Sequential(nn.Linear(4, 3), Halved())), ValueError, "full precision",
     ),
     Refused(
-        "losses that are not convex in the outputs", "the Gauss-Newton matrix would not be positive semi-definite",
-        lambda: step(nn.Linear(4, 3), loss=root_of_the_error), ValueError, "negative curvature in the outputs",
+        "losses that are not convex in the outputs and compare rows (InfoNCE on embeddings), with more than 1024 outputs in the batch",
+        "the rows are one block of L'', too large to take its positive part: return the table of similarities from `forward`, with cross-entropy on it",
+        lambda: step(nn.Linear(4, 3), (torch.randn(400, 4), torch.zeros(400)), compared), ValueError, "all rows together have 1200 outputs",
     ),
     Refused(
         "random draws inside the loss", "only the model's are frozen: draw in `forward`",

@@ -37,14 +37,17 @@ def test_the_examples_of_using_run_one_after_the_other(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     names: dict = {"__name__": "example"}
-    first, from_adam, preset, evaluating, saving, batch_method, steady, terms, time_first, other_data = blocks(
-        "docs/using.md"
+    first, from_adam, preset, evaluating, gaussian, saving, batch_method, steady, terms, time_first, other_data = (
+        blocks("docs/using.md")
     )
     exec(first, names)
     start = torch.nn.functional.cross_entropy(names["model"](names["data"].tensors[0]), names["data"].tensors[1])
     for block in (from_adam, preset, evaluating):
         exec(block, names)
     assert names["error"] < 0.98 * start
+    exec(gaussian, apart := {"torch": torch, "shf": shf})
+    with pytest.warns(shf.NonConvexLossWarning, match="Fisher"):
+        assert apart["optimizer"].step(torch.randn(20, 784), torch.randn(20, 1)).accepted
     save, load = saving.split("\n\n")
     exec(save, names)
     kept = {name: copy.deepcopy(part.state_dict()) for name, part in names["parts"].items()}

@@ -10,7 +10,7 @@ from shf import damping, losses, preconditioners, solvers
 from shf.closure import batch, evaluate
 from shf.composition import Config, HFConfig
 from shf.data.growing import GrowingLoader
-from shf.errors import NonFiniteError, RankError, SHFWarning, StepMemoryError
+from shf.errors import NonConvexLossWarning, NonFiniteError, RankError, SHFWarning, StepMemoryError
 from shf.hf import HF
 from shf.info import DampingBound, StepInfo
 from shf.linear.cg import CGResult, CGStop, conjugate_gradient
@@ -31,6 +31,7 @@ __all__ = [
     "DampingBound",
     "GrowingLoader",
     "HFConfig",
+    "NonConvexLossWarning",
     "NonFiniteError",
     "RankError",
     "SHFWarning",

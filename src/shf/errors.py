@@ -57,3 +57,7 @@ class SHFWarning(UserWarning):
 
 class FloorWarning(SHFWarning):
     """λ at its floor holds steps short."""
+
+
+class NonConvexLossWarning(SHFWarning):
+    """A loss whose curvature in the outputs is taken for its positive part."""

@@ -1,12 +1,12 @@
 """The loss L of f(θ) = L(F(θ)): its value, its derivative by the outputs, and its output Hessian L''.
 
-Any callable `loss(outputs, targets)` that returns one number and is convex in the outputs will do: L'' comes from
-differentiation, with closed forms for the common losses. f is exactly the number that the loss returns.
+Any callable `loss(outputs, targets)` that returns one number will do: L'' comes from differentiation, with closed forms for
+the common losses. f is exactly the number that the loss returns. Where it is not convex in the outputs, the positive part of
+L'' stands for L'', or a Fisher information.
 """
 
 import copy
 import enum
-import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -15,8 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shf.blocks import Arrangement, PositivePart, Product, is_indefinite, positive_part, random_like, rows_of
 from shf.data.tree import map_leaves
-from shf.linear.flat import read
+from shf.errors import NonConvexLossWarning
+from shf.fisher import GaussianFisher
+from shf.runtime.context import warn
 
 Cotangents = Sequence[Tensor]
 """One tensor per output that carries a gradient, of that output's shape."""
@@ -90,17 +93,22 @@ class Loss:
             )
         self.function = function
         self.reduction = Reduction(chosen)
+        self._told = False
 
     @property
     def takes_one_tensor(self) -> bool:
         """Whether it is one of torch's losses, which take nothing else for outputs."""
         function = self.function
-        own = isinstance(function, nn.modules.loss._Loss | PerCase)
+        own = isinstance(function, nn.modules.loss._Loss | PerCase) and not isinstance(function, nn.GaussianNLLLoss)
         return own or any(function is known for known, _ in _FUNCTIONS)
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
+        arguments: tuple[Any, ...] = (outputs, targets)
+        if isinstance(self.function, nn.GaussianNLLLoss):
+            mean, variance = _mean_and_variance(outputs)
+            arguments = (mean, targets, variance)
         try:
-            value = self.function(outputs, targets)
+            value = self.function(*arguments)
         except TypeError as error:
             given = "outputs and no targets" if targets is None else "outputs and targets"
             right = "optimizer.step(inputs, targets)" if targets is None else "a callable loss(outputs, targets)"
@@ -112,9 +120,29 @@ class Loss:
             )
         return value.reshape(())
 
+    def tell(self, instead: str) -> None:
+        """Says once what stands for L'' where L is not convex."""
+        if not self._told:
+            self._told = True
+            warn(
+                f"loss {self.name} is not convex in the outputs: in the Gauss-Newton matrix {instead} stands for L''; value "
+                "and gradient are the loss's own. To silence this: "
+                "warnings.simplefilter('ignore', shf.NonConvexLossWarning)",
+                NonConvexLossWarning,
+            )
+
     def expand(self, outputs: Any, targets: Any) -> "LossExpansion":
         """L and ∂L/∂z at these outputs, with the means to apply L''."""
         return LossExpansion(self, outputs, targets)
+
+
+def _mean_and_variance(outputs: Any) -> tuple[Tensor, Tensor]:
+    if not isinstance(outputs, tuple | list) or len(outputs) != 2:
+        raise TypeError(
+            f"loss GaussianNLLLoss got a {type(outputs).__name__} for outputs: expected a model that returns the pair "
+            "(mean, variance), or a function of yours, loss(outputs, targets), that calls it"
+        )
+    return outputs[0], outputs[1]
 
 
 def _uncompiled(function: Any) -> Any:
@@ -163,64 +191,98 @@ class LossExpansion:
             raise ValueError(f"loss {loss.name} does not depend on the model's outputs: nothing to optimise")
         self.value = total.detach()
         self._used = [i for i, g in enumerate(gradient) if g is not None]
-        self._graph = [torch.zeros_like(z) if g is None else g for g, z in zip(gradient, self._leaves, strict=True)]
-        self.gradient = [g.detach() for g in self._graph]
+        self._slope = [torch.zeros_like(z) if g is None else g for g, z in zip(gradient, self._leaves, strict=True)]
+        self.gradient = [g.detach() for g in self._slope]
 
     def hessian(self) -> HessianMap:
-        """u ↦ L''u."""
+        """u ↦ L''u; with the positive part of L'' where L is not convex here."""
         if (diagonal := self._diagonal) is not None:
             return lambda u: [diagonal * u[0]]
         if (softmax := self._softmax()) is not None:
             p, scale = softmax
             return lambda u: [scale * p * (u[0] - (p * u[0]).sum(1, keepdim=True))]
-        return self._checked
+        self._tell()
+        return self._curve
 
     def hessian_root(self, signs: Signs) -> list[Tensor]:
-        """A sample S ξ with S S' = L'' and ξ independent ±1 in z's shape: E[(Sξ)(Sξ)'] = L''."""
+        """A sample S ξ with S S' = L'', or its positive part, and ξ independent ±1 in z's shape: E[(Sξ)(Sξ)'] = L''."""
         if (diagonal := self._diagonal) is not None:
             return [diagonal.clamp_min(0).sqrt() * signs(diagonal, 0, 0)]
         if (softmax := self._softmax()) is not None:
             p, scale = softmax
             weighted = p.sqrt() * signs(p, 0, 0)
             return [scale.sqrt() * (weighted - p * weighted.sum(1, keepdim=True))]
-        return self._sampled({i: u for group in self._groups() for i, u in self._group_root(group, signs).items()})
+        self._tell()
+        if (positive := self._positive) is not None:
+            xi = [signs(self._leaves[i], i, k) for k, i in enumerate(self._used)]
+            return self._filled(self._used, positive.sample(xi))
+        parts = {i: u for group in self._groups() for i, u in self._group_root(group, signs).items()}
+        return [parts[i].reshape(z.shape) if i in parts else torch.zeros_like(z) for i, z in enumerate(self._leaves)]
 
     def is_flat(self) -> bool:
-        """Whether L'' is zero here while ∂L/∂z is not; no loss with a closed form is, however saturated."""
+        """Whether L'', or its positive part, is zero here while ∂L/∂z is not; no loss with a closed form is, however
+        saturated."""
         if self._diagonal is not None or self._softmax() is not None or not self.value.isfinite():
             return False
         probe = [torch.randn_like(g) for g in self.gradient]
-        return any(bool(g.any()) for g in self.gradient) and not any(bool(h.any()) for h in self._checked(probe))
+        return any(bool(g.any()) for g in self.gradient) and not any(bool(h.any()) for h in self._curve(probe))
 
-    def _checked(self, u: Cotangents) -> list[Tensor]:
-        """L''u; a loss that is not convex is refused by name."""
-        result = self._product(u)
-        products = [torch.sum(a * b) for v, h in zip(u, result, strict=True) for a, b in ((v, h), (v, v), (h, h))]
-        numbers = read(*products)
-        curvature, size = sum(numbers[::3]), math.sqrt(sum(numbers[1::3]) * sum(numbers[2::3]))
-        eps = torch.finfo(self._leaves[0].dtype).eps
-        if curvature < -math.sqrt(eps) * size and curvature < -_ROUNDING * eps * self._spread(u):
-            raise ValueError(
-                f"loss {self._loss.name} has negative curvature in the outputs ((Jv)'L''(Jv) = {curvature:.3g}): "
-                "the Gauss-Newton matrix needs a loss that is convex in them, such as cross-entropy on logits"
-            )
-        return result
+    def _curve(self, u: Cotangents) -> list[Tensor]:
+        """The product with L'', or its positive part."""
+        if (positive := self._positive) is None:
+            return self._product(u)
+        return self._filled(self._used, positive([u[i] for i in self._used]))
 
-    def _spread(self, u: Cotangents) -> float:
-        """‖L''‖ |u|², with Frobenius' norm by one random probe: where L''u is zero but for rounding, u'L''u may have either
-        sign."""
-        size = math.sqrt(sum(h.square().sum().item() for h in self._product(self._probe(0, self._used))))
-        return size * sum(v.square().sum().item() for v in u)
+    @cached_property
+    def _indefinite(self) -> bool:
+        """Whether L'' is found to be; never of a closed form."""
+        if self._diagonal is not None or self._softmax() is not None:
+            return False
+        return is_indefinite(self._within(self._used, self._slope), self._detached(self._used))
 
-    def _product(self, u: Cotangents) -> list[Tensor]:
+    @cached_property
+    def _curved(self) -> Sequence[Tensor]:
+        """What L'' is the derivative of: ∂L/∂z, or where L'' is indefinite and there is a Fisher information, that of which
+        it is one."""
+        if not self._indefinite:
+            return self._slope
+        with torch.enable_grad(), GaussianFisher() as fisher:
+            total = self._loss(self._outputs, self._targets)
+        return self._differentiated(total) if fisher.met else self._slope
+
+    @cached_property
+    def _positive(self) -> PositivePart | None:
+        """The positive part of L''; None where it needs none."""
+        if not self._indefinite:
+            return None
+        product, tensors = self._within(self._used), self._detached(self._used)
+        if self._curved is not self._slope and not is_indefinite(product, tensors):
+            return None
+        return positive_part(product, tensors, self._loss.name)
+
+    def _differentiated(self, total: Tensor) -> list[Tensor]:
+        """∂total/∂z as a graph, zeros where there is none."""
+        gradient = torch.autograd.grad(total, self._leaves, create_graph=True, allow_unused=True)
+        return [torch.zeros_like(z) if g is None else g for g, z in zip(gradient, self._leaves, strict=True)]
+
+    def _tell(self) -> None:
+        """Says what stands for L''."""
+        if not self._indefinite:
+            return
+        known = "L''" if self._curved is self._slope else "the Fisher information of its Gaussian"
+        blocks = None if self._positive is None else self._positive.arrangement.in_words
+        self._loss.tell(known if blocks is None else f"the positive part of {known} ({blocks})")
+
+    def _product(self, u: Cotangents, of: Sequence[Tensor] | None = None) -> list[Tensor]:
         """L''u by differentiating ∂L/∂z once more."""
-        if not any(g.requires_grad for g in self._graph):
+        graph = self._curved if of is None else of
+        if not any(g.requires_grad for g in graph):
             return [torch.zeros_like(z) for z in self._leaves]
         try:
             found = torch.autograd.grad(
-                [g for g in self._graph if g.requires_grad],
+                [g for g in graph if g.requires_grad],
                 self._leaves,
-                [v for v, g in zip(u, self._graph, strict=True) if g.requires_grad],
+                [v for v, g in zip(u, graph, strict=True) if g.requires_grad],
                 retain_graph=True,
                 allow_unused=True,
             )
@@ -248,7 +310,8 @@ class LossExpansion:
         elementary, _ = self._elementary()
         if type(elementary) not in _ELEMENTWISE or len(self._leaves) != 1:
             return None
-        return self._checked([torch.ones_like(self._leaves[0])])[0]
+        diagonal = self._product([torch.ones_like(self._leaves[0])], self._slope)[0]
+        return None if bool((diagonal < 0).any()) else diagonal
 
     def _softmax(self) -> tuple[Tensor, Tensor] | None:
         """(p, s) with L'' = s (diag p - pp') for each case or position, for cross-entropy."""
@@ -277,7 +340,7 @@ class LossExpansion:
             return [self._used]
         curved = []
         for i in self._used:
-            found = self._checked(self._probe(0, [i]))
+            found = self._product(self._probe(0, [i]))
             sizes = [h.square().sum().item() for h in found]
             if sum(sizes[:i] + sizes[i + 1 :]) > torch.finfo(found[i].dtype).eps * sizes[i]:
                 return [self._used]
@@ -298,8 +361,8 @@ class LossExpansion:
         """diag L'' of some outputs where it proves to be diagonal, L''u = (L''·1) ∘ u for a random u: so it is for every
         loss that is a sum over elements, on however many outputs."""
         u = self._probe(0, group)
-        ones = self._within(group, [torch.ones_like(z) for z in self._leaves])
-        diagonal, found = self._product(ones), self._checked(u)
+        ones = self._alone(group, [torch.ones_like(z) for z in self._leaves])
+        diagonal, found = self._product(ones), self._product(u)
         off = sum((found[i] - diagonal[i] * u[i]).square().sum().item() for i in group)
         size = sum(found[i].square().sum().item() for i in group)
         return {i: diagonal[i] for i in group} if size > 0 and off <= torch.finfo(u[0].dtype).eps * size else None
@@ -312,7 +375,7 @@ class LossExpansion:
         (i,) = group
         z = self._leaves[i].detach()
         eps, probes = torch.finfo(z.dtype).eps, [self._probe(k, group) for k in (0, 1)]
-        found = [self._checked(u)[i] for u in probes]
+        found = [self._product(u)[i] for u in probes]
         for axis in dict.fromkeys((1, z.ndim - 1)):
             p = z.softmax(axis)
             centred = [p * (u[i] - (p * u[i]).sum(axis, keepdim=True)) for u in probes]
@@ -329,58 +392,62 @@ class LossExpansion:
 
     def _probe(self, seed: int, group: Sequence[int]) -> list[Tensor]:
         """A u without structure within some outputs."""
-        source = torch.Generator().manual_seed(seed)
-        return self._within(group, [torch.randn(z.shape, generator=source).to(z) for z in self._leaves])
+        return self._alone(group, random_like(self._leaves, seed))
 
-    def _within(self, group: Sequence[int], u: Cotangents) -> list[Tensor]:
+    def _alone(self, group: Sequence[int], u: Cotangents) -> list[Tensor]:
         """u, with zeros for the outputs that L depends on beside some."""
         beside = set(self._used) - set(group)
         return [torch.zeros_like(v) if i in beside else v for i, v in enumerate(u)]
 
+    def _filled(self, group: Sequence[int], parts: Cotangents) -> list[Tensor]:
+        """Parts of some outputs, with zeros for all others."""
+        known = dict(zip(group, parts, strict=True))
+        return [known[i] if i in known else torch.zeros_like(z) for i, z in enumerate(self._leaves)]
+
+    def _detached(self, group: Sequence[int]) -> list[Tensor]:
+        return [self._leaves[i].detach() for i in group]
+
+    def _within(self, group: Sequence[int], of: Sequence[Tensor] | None = None) -> Product:
+        """u ↦ L''u within some outputs."""
+
+        def product(u: Cotangents) -> list[Tensor]:
+            found = self._product(self._filled(group, u), of)
+            return [found[i] for i in group]
+
+        return product
+
     def _dense_root(self, group: Sequence[int], signs: Signs) -> dict[int, Tensor]:
         """Root of L'' case by case through its dense blocks, of some outputs together; for losses that do not mix rows."""
         used = {i: self._leaves[i] for i in group}
-        rows = {len(z) if z.ndim else 0 for z in used.values()}
-        sizes = {i: z[0].numel() if len(rows) == 1 and 0 not in rows else math.inf for i, z in used.items()}
-        if sum(sizes.values()) > _DENSE_OUTPUTS:
+        rows = rows_of(list(used.values()))
+        if not rows or sum(z.numel() for z in used.values()) > _DENSE_OUTPUTS * rows:
             shapes = [tuple(z.shape) for z in used.values()]
             raise ValueError(
                 f"preconditioner='jacobi' and 'kronecker' need a root of L'', and loss {self._loss.name} on outputs "
                 f"{shapes} has no closed form for it: expected a torch loss, a sum over elements, or outputs with the rows "
                 f"along axis 0 and at most {_DENSE_OUTPUTS} numbers a row; use preconditioner='empirical-fisher'"
             )
-        root = self._block_roots(used)
-        xi = torch.cat([signs(z, i, self._used.index(i)).reshape(len(z), -1) for i, z in used.items()], 1)
-        parts = (root @ xi.unsqueeze(2)).squeeze(2).split([int(n) for n in sizes.values()], 1)
-        return dict(zip(used, parts, strict=True))
+        sample = self._by_case(group).sample([signs(z, i, self._used.index(i)) for i, z in used.items()])
+        return dict(zip(used, sample, strict=True))
 
-    def _block_roots(self, used: dict[int, Tensor]) -> Tensor:
-        """S of each case, (rows, K, K), for some outputs with K numbers a row between them."""
-        columns = []
-        for i, z in used.items():
-            for k in range(z[0].numel()):
-                basis = [torch.zeros_like(z, memory_format=torch.contiguous_format) for z in self._leaves]
-                basis[i].view(len(z), -1)[:, k] = 1
-                found = self._checked(basis)
-                columns.append(torch.cat([found[j].reshape(len(z), -1) for j in used], 1))
-        values, vectors = torch.linalg.eigh(torch.stack(columns, 2))
-        root: Tensor = vectors * values.clamp_min(0).sqrt().unsqueeze(1)
-        return root
+    def _by_case(self, group: Sequence[int], *, joined: bool = False) -> PositivePart:
+        """Of L'' within some outputs by cases, or of all cases joined."""
+        tensors = self._detached(group)
+        arrangement = Arrangement([z.shape for z in tensors], rows_of(tensors), joined=joined)
+        return PositivePart.of(arrangement, arrangement.blocks(self._within(group), tensors[0]))
 
     def row_roots(self) -> Tensor:
         """S of each case: (rows, K) where it is diagonal, else (rows, K, K); K numbers a row of all outputs, in their order,
-        rows along axis 0."""
+        rows along axis 0. Where L is not convex and compares rows it is one of all cases, (1, rows · K, rows · K)."""
+        self._tell()
         rows = len(self._leaves[0])
         diagonal = self._diagonal
         diagonals = {0: diagonal} if diagonal is not None else self._seen_diagonal(self._used)
         if diagonals is not None:
             pieces = [diagonals.get(i, torch.zeros_like(z)).reshape(rows, -1) for i, z in enumerate(self._leaves)]
             return torch.cat(pieces, 1).clamp_min(0).sqrt()
-        return self._block_roots(dict(enumerate(self._leaves)))
-
-    def _sampled(self, parts: dict[int, Tensor]) -> list[Tensor]:
-        """A cotangent from those of the outputs that L depends on, with zeros for the others."""
-        return [parts[i].reshape(z.shape) if i in parts else torch.zeros_like(z) for i, z in enumerate(self._leaves)]
+        joined = self._positive is not None and self._positive.arrangement.joined
+        return self._by_case(range(len(self._leaves)), joined=joined).roots
 
 
 def _refuse_dtype(dtype: torch.dtype, *, used: bool) -> None:
@@ -408,8 +475,6 @@ def _soft_weights(loss: nn.CrossEntropyLoss, targets: Tensor) -> Tensor:
 
 
 _DENSE_OUTPUTS = 1024
-_ROUNDING = 100.0
-"""Curvature below so many times ε of the largest that there may be is rounding."""
 _FUNCTIONS: tuple[tuple[Any, type[nn.Module]], ...] = (
     (F.cross_entropy, nn.CrossEntropyLoss),
     (F.mse_loss, nn.MSELoss),

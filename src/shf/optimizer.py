@@ -32,9 +32,10 @@ class SHF(CurvatureOptimizer):
 
     Args:
         model: the module. DistributedDataParallel and torch.compile wrappers are looked through.
-        loss: `loss(outputs, targets)`, one number, convex in the outputs: any torch loss on logits, or a callable. Or a
-            mapping of several, name → `shf.Term` (or a loss): the objective is their weighted sum, and `step` takes a
-            mapping of a batch for each, name → (inputs, targets).
+        loss: `loss(outputs, targets)`, one number: any torch loss on logits, or a callable; where it is not convex in the
+            outputs, the positive part of its Hessian stands in (see [docs/using.md](using.md)). Or a mapping of several,
+            name → `shf.Term` (or a loss): the objective is their weighted sum, and `step` takes a mapping of a batch for
+            each, name → (inputs, targets).
         params: parameters of the model to train, or groups of them; by default all. Frozen ones are left alone.
         weight_decay: w of the penalty ½ w ‖θ‖², on parameters with two or more dimensions; in groups given explicitly
             (dicts), on all of their members, with a value of their own if they have one.

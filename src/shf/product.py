@@ -36,7 +36,8 @@ def gauss_newton_product(
 
     Args:
         model: the module, in the mode (train or eval) that is wanted.
-        loss: `loss(outputs, targets)`, convex in the outputs; a mean or a sum over rows, as it says.
+        loss: `loss(outputs, targets)`; a mean or a sum over rows, as it says. Where it is not convex in the outputs, the
+            positive part of L'' or a Fisher information stands for L''.
         inputs: a tensor, a tuple (`model(*inputs)`) or a dict (`model(**inputs)`).
         targets: whatever the loss takes.
         params: the parameters to differentiate by; by default all that require grad.

@@ -288,7 +288,8 @@ WITHOUT_FACTORS = {
 
 @pytest.fixture(params=cases.CASES, ids=lambda case: case.name.replace(" ", "-"))
 def case(request):
-    return request.param
+    with cases.without_convexity(request.param):
+        yield request.param
 
 
 def in_double(case: cases.Case):

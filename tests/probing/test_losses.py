@@ -284,5 +284,5 @@ def test_rounding_where_the_loss_is_flat_is_no_negative_curvature(dtype):
     for scale in torch.linspace(0.5, 1.5, 40).tolist():
         product = Loss(lambda z, _: z.logsumexp(0).sum() - z.mean()).expand(scale * z, None).hessian()
         assert product([torch.ones_like(z)])[0].abs().max() < 1e-5
-    with pytest.raises(ValueError, match="negative curvature"):
-        Loss(lambda z, _: -z.logsumexp(0).sum()).expand(z, None).hessian()([z])
+    with pytest.warns(shf.NonConvexLossWarning):
+        Loss(lambda z, _: -z.logsumexp(0).sum()).expand(z, None).hessian()

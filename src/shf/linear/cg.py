@@ -36,7 +36,7 @@ class CGStop(enum.Enum):
     ZERO_RESIDUAL = "the residual is zero: the system is solved"
     """There is nothing left to gain."""
     NON_POSITIVE_CURVATURE = "p'Ap is not positive"
-    """By rounding, or because the loss is not convex in the outputs; the iterates so far count."""
+    """By rounding; the iterates so far count."""
     NON_FINITE = "a number was not finite"
     """An overflow; the iterates before it count."""
 

@@ -71,8 +71,9 @@ class Rows(Exact):
 
         (R'R + D)⁻¹(R'r + p) = D⁻¹R' K⁻¹ r + D⁻¹p - D⁻¹R' K⁻¹ R D⁻¹p.
 
-    Of R'r no difference of large numbers is taken, so that λ → 0 is sound; p = Wθ is zero where w is. Where w is the same
-    for all parameters λ(K) = λI + RR' is factorised instead, which λ → 0 leaves as it is.
+    Of R'r no difference of large numbers is taken, so that λ → 0 is sound; Wθ, of p, is zero where w is, and only the slope
+    of a loss where it has no curvature is divided by λ alone. Where w is the same for all parameters λ(K) = λI + RR' is
+    factorised instead, which λ → 0 leaves as it is.
     """
 
     def side(self, rows: int, parameters: int) -> int:

@@ -14,8 +14,8 @@ class Roots:
     Attributes:
         rows: R, (outputs of all cases, parameters).
         weights: w of every parameter, W = diag(w), as numbers or one number for all.
-        residual: r with R'r = ∇f - Wθ, where the gradient is over the same rows.
-        penalty: Wθ; None where nothing decays.
+        residual: r with R'r = ∇f - p, where the gradient is over the same rows.
+        penalty: p: Wθ, and the slope of a loss where it has no curvature; None where there is neither.
         change: δ ↦ S'(z(θ+δ) - z(θ)), how the outputs really change; an evaluation.
     """
 
@@ -95,7 +95,7 @@ class SmallSide:
         return float(self._spectrum[-1]) + self.shift
 
     def of_rows(self, residual: Tensor, penalty: Tensor | None = None) -> Coordinates:
-        """Of R'r + p, for `solve`; p = Wθ is zero where w is."""
+        """Of R'r + p, for `solve`."""
         if not self.wide:
             b = self.roots.rows.t() @ residual
             return Coordinates(self.vectors.t() @ (b if penalty is None else b + penalty))

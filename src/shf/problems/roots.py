@@ -24,6 +24,8 @@ def write_out(
 ) -> Roots:
     """R = S'J, r with R'r = J'∂L/∂z, and how S'z changes along a step; without decay.
 
+    Where the loss has a slope and no curvature, S has no part of ∂L/∂z there: that part of the gradient stands beside R'r.
+
     Args:
         jacobian: J on all rows.
         expansion: L at its outputs.
@@ -34,18 +36,27 @@ def write_out(
         most: numbers that R may have.
     """
     S = expansion.row_roots()
+    if not bool(S.any()):
+        raise ValueError(
+            f"loss {name} has no curvature in the outputs: exact solvers need a loss such as the mean squared error; use "
+            "solver='cg'"
+        )
     J = row_jacobian(jacobian, separable=separable, most=most).view(*S.shape[:2], -1)
-    rows = J.mul_(S.unsqueeze(2)) if S.ndim == 2 else S.transpose(1, 2) @ J
-    residual = _pseudo_solve(S, _by_row(expansion.gradient), name)
+    slope = _by_row(expansion.gradient).view(S.shape[:2])
+    residual = _pseudo_solve(S, slope)
+    left = slope - _apply(S, residual)
+    flat = torch.linalg.vector_norm(left) > torch.finfo(left.dtype).eps ** 0.5 * torch.linalg.vector_norm(slope)
+    beside = J.flatten(0, 1).t() @ left.reshape(-1) if flat else None
+    rows = J.mul_(S.unsqueeze(2)) if S.ndim == 2 else S.mT @ J
     here = _by_row([z for z in leaves(jacobian.outputs) if z.is_floating_point()])
     shapes = jacobian.network.shapes
 
     def change(delta: Tensor) -> Tensor:
         values = [p + d for p, d in zip(theta, shapes.split(delta), strict=True)]
         there = _by_row([z for z in leaves(outputs_at(values)) if z.is_floating_point()])
-        return _apply(S, there - here).reshape(-1)
+        return _apply(S.mT if S.ndim == 3 else S, (there - here).view(S.shape[:2])).reshape(-1)
 
-    return Roots(rows.reshape(-1, J.shape[-1]), 0.0, residual.reshape(-1), None, change)
+    return Roots(rows.reshape(-1, J.shape[-1]), 0.0, residual.reshape(-1), beside, change)
 
 
 def _by_row(outputs: Sequence[Tensor]) -> Tensor:
@@ -54,25 +65,12 @@ def _by_row(outputs: Sequence[Tensor]) -> Tensor:
 
 
 def _apply(S: Tensor, z: Tensor) -> Tensor:
-    """S'z, case by case."""
-    return S * z if S.ndim == 2 else (S.transpose(1, 2) @ z.unsqueeze(2)).squeeze(2)
+    """Sz, block by block."""
+    return S * z if S.ndim == 2 else (S @ z.unsqueeze(2)).squeeze(2)
 
 
-def _pseudo_solve(S: Tensor, u: Tensor, name: str) -> Tensor:
-    """r with Sr = u.
-
-    Raises:
-        ValueError: where there is none: the loss has a slope in a direction in which it has no curvature.
-    """
+def _pseudo_solve(S: Tensor, u: Tensor) -> Tensor:
+    """The shortest r with Sr nearest to u."""
     if S.ndim == 2:
-        r = torch.where(S > 0, u / S, torch.zeros_like(u))
-        left = u - S * r
-    else:
-        r = (torch.linalg.pinv(S) @ u.unsqueeze(2)).squeeze(2)
-        left = u - (S @ r.unsqueeze(2)).squeeze(2)
-    if torch.linalg.vector_norm(left) > torch.finfo(u.dtype).eps ** 0.5 * torch.linalg.vector_norm(u):
-        raise ValueError(
-            f"loss {name} has a slope where it has no curvature: exact solvers need a loss such as the mean squared error, "
-            "whose slope vanishes with its curvature; use solver='cg'"
-        )
-    return r
+        return torch.where(S > 0, u / S, torch.zeros_like(u))
+    return _apply(torch.linalg.pinv(S), u)

@@ -104,16 +104,19 @@ class TermsProblem:
 
     def roots(self, most: int) -> Roots:
         """B = R'R with the terms' R, each times √w_k, one below the other."""
-        found = []
+        found, beside = [], []
         for name, (part, weight) in zip(self.names, self.parts, strict=True):
             with in_term(name):
-                found.append((part.roots(most), math.sqrt(weight)))
+                roots = part.roots(most)
+            found.append((roots, math.sqrt(weight)))
+            beside += [] if roots.penalty is None else [weight * roots.penalty]
 
         def change(delta: Tensor) -> Tensor:
             return torch.cat([root * roots.change(delta) for roots, root in found])
 
         rows = torch.cat([roots.rows.mul_(root) for roots, root in found])
-        return Roots(rows, 0.0, torch.cat([root * roots.residual for roots, root in found]), None, change)
+        residual = torch.cat([root * roots.residual for roots, root in found])
+        return Roots(rows, 0.0, residual, torch.stack(beside).sum(0) if beside else None, change)
 
     def value(self, values: Sequence[Tensor]) -> float:
         return sum(weight * part.value(values) for part, weight in self.parts)

@@ -87,4 +87,5 @@ def _roots(part: OwnPart, decay: Decay, most: int) -> Roots:
         return found
     theta = part.network.theta()
     of_all = torch.cat([torch.full((n,), w) for n, w in zip(decay.shapes.sizes, weights, strict=True)]).to(theta)
-    return replace(found, weights=weights[0] if len(set(weights)) == 1 else of_all, penalty=of_all * theta)
+    penalty = of_all * theta if found.penalty is None else found.penalty + of_all * theta
+    return replace(found, weights=weights[0] if len(set(weights)) == 1 else of_all, penalty=penalty)
