@@ -87,3 +87,34 @@ def test_the_kronecker_preconditioner_passes_over_empty_layers(layer):
             return self.body(inputs) + self.empty(inputs.new_zeros(len(inputs), layer.in_features)).sum()
 
     assert shf.SHF(Model(), CE, preconditioner="kronecker").step(*labelled()).accepted
+
+
+class SometimesDropped(nn.Module):
+    """Draws or not by something that is no plain attribute: a step cannot tell without running it."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.rates = nn.Sequential(mlp(), nn.BatchNorm1d(CLASSES).double()), [0.0]
+
+    def forward(self, inputs):
+        z = self.body(inputs)
+        return torch.dropout(z, self.rates[0], True) if self.rates[0] else z
+
+
+@pytest.mark.parametrize("options", [{}, {"curvature_batch": 7}])
+def test_a_model_that_never_drew_is_caught_when_it_does(options):
+    torch.manual_seed(0)
+    x, t = labelled(33)
+    optimizer = shf.SHF(SometimesDropped(), CE, seed=1, preconditioner=None, **options)
+    optimizer.step(x, t)
+    assert optimizer._network().draws_nothing
+    fresh = shf.SHF(copy.deepcopy(optimizer.model), CE, seed=1, preconditioner=None, **options)
+    fresh.load_state_dict(optimizer.state_dict())
+    for o in (optimizer, fresh):
+        o.model.rates[0] = 0.5
+    state = torch.get_rng_state()
+    assert optimizer.step(x, t).loss_before == fresh.step(x, t).loss_before
+    assert not optimizer._network().draws_nothing
+    assert torch.equal(theta(optimizer.model), theta(fresh.model))
+    assert all(map(torch.equal, optimizer.model.buffers(), fresh.model.buffers()))
+    assert torch.equal(state, torch.get_rng_state())

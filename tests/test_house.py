@@ -21,7 +21,7 @@ def test_every_option_is_a_field_of_one_part():
     assert not {name: parts for name, parts in owners.items() if len(parts) != 1}
 
 
-@pytest.mark.parametrize(("name", "own"), [("default", 780), ("fast", 630)])
+@pytest.mark.parametrize(("name", "own"), [("default", 750), ("fast", 600)])
 def test_a_small_step_calls_no_more_functions_and_goes_no_deeper(name, own):
     found = HOUSE["calls"](HOUSE["OPTIONS"][name])
     assert 0 < found.across < found.own <= own
@@ -31,5 +31,7 @@ def test_a_small_step_calls_no_more_functions_and_goes_no_deeper(name, own):
 def test_rooms_and_lines_are_counted():
     lines = HOUSE["lines"]()
     assert lines["core"] + lines["laboratory and commands"] == lines["all"]
+    assert all(HOUSE["since"]().values())
+    assert all((HOUSE["FOLDER"] / name).exists() for names in HOUSE["SINCE"].values() for name in names)
     assert ("problems", "model") in HOUSE["edges"]()
     assert ("model", "problems") not in HOUSE["edges"]()

@@ -5,6 +5,7 @@ With PYTHONPATH=OTHER/src it counts another version. `--rounds 0` leaves the clo
 
 import argparse
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -27,11 +28,50 @@ OPTIONS: dict[str, dict[str, Any]] = {"default": {}, "fast": dict(shf.presets.fa
 ROWS, WIDTHS, WARM = 148, (10, 50, 50, 1), 5
 
 
+BEGAN = "f8e3a0f"
+"""Version 0.1.0, with which the source is compared."""
+SINCE = {
+    "estimators": ("sklearn",),
+    "integrations": ("integrations",),
+    "closures": ("closure.py",),
+    "several terms": ("terms.py", "problems/sum.py"),
+    "exact solvers": (
+        *("linear/exact.py", "linear/roots.py", "linear/trustregion.py", "problems/roots.py"),
+        *("model/rowjacobian.py", "model/linearuses.py"),
+    ),
+    "decay direction": ("linear/decaystep.py",),
+    "rules for convolutions": ("model/convolution.py",),
+    "rows that mix": ("model/shares.py",),
+    "models that differentiate": ("model/evaluation.py",),
+}
+"""Modules and rooms for what version 0.1.0 did not do, by that. What that took in other modules is not here."""
+
+
+def _lines(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
 def lines() -> dict[str, int]:
     """Lines of the core, of the laboratory, and of both."""
-    found = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in FOLDER.rglob("*.py")}
-    core = sum(found[path] for path in CORE.values())
-    return {"core": core, "laboratory and commands": sum(found.values()) - core, "all": sum(found.values())}
+    core, everything = sum(map(_lines, CORE.values())), sum(map(_lines, FOLDER.rglob("*.py")))
+    return {"core": core, "laboratory and commands": everything - core, "all": everything}
+
+
+def since() -> dict[str, int]:
+    """Lines of the modules for what version 0.1.0 did not do."""
+    return {
+        what: sum(
+            _lines(path) for name in names for path in (FOLDER / name, *(FOLDER / name).rglob("*.py")) if path.is_file()
+        )
+        for what, names in SINCE.items()
+    }
+
+
+def before() -> int:
+    """Lines of version 0.1.0, by git."""
+    command = ["git", "grep", "--count", "", BEGAN, "--", "src/shf/*.py"]
+    found = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=True)
+    return sum(int(line.rpartition(":")[2]) for line in found.stdout.splitlines())
 
 
 def fan_out() -> tuple[int, str]:
@@ -220,6 +260,12 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     print("lines:", ", ".join(f"{name} {count}" for name, count in lines().items()))
+    new, old = since(), before()
+    print(
+        f"  in modules for what {BEGAN} did not do: {sum(new.values())}:", ", ".join(f"{n} {k}" for n, k in new.items())
+    )
+    rest = lines()["all"] - sum(new.values())
+    print(f"  in all others: {rest}; {BEGAN} had {old}, {rest - old:+}")
     print("largest fan-out: {} ({})".format(*fan_out()))
     graph = edges()
     print(f"edges between rooms: {len(graph)}")

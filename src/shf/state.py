@@ -41,6 +41,11 @@ class Memory:
         """A number as it was before the step, or as it was kept in it."""
         return self._numbers.get(name, self.numbers.get(name, default))
 
+    def entries(self, names: Sequence[str]) -> list[dict[str, Tensor]]:
+        """Of each trained parameter, those of these tensors that there are."""
+        found = [(p, self._state.get(p, {})) for p in self.network.parameters]
+        return [{name: _fitted(own[name], p) for name in names if name in own} for p, own in found]
+
     def pieces(self, name: str) -> list[Tensor | None]:
         """A tensor of each trained parameter; None where there is none."""
         return [recall(self._state, p, name) for p in self.network.parameters]
@@ -79,7 +84,11 @@ class Memory:
 def recall(state: OptimizerState, parameter: Tensor, name: str) -> Tensor | None:
     """The entry, of the parameter's present dtype and on its present device (after `model.double()`, say)."""
     found: Tensor | None = state.get(parameter, {}).get(name)
-    if found is None or (found.dtype == parameter.dtype and found.device == parameter.device):
+    return None if found is None else _fitted(found, parameter)
+
+
+def _fitted(found: Tensor, parameter: Tensor) -> Tensor:
+    if found.dtype == parameter.dtype and found.device == parameter.device:
         return found
     return found.to(parameter.device, parameter.dtype)
 

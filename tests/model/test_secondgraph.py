@@ -30,10 +30,11 @@ def network(activation=nn.Tanh):
     ).double()
 
 
-def jacobian(model, *, products):
+def jacobian(model, **wanted):
     torch.manual_seed(1)
     batch = Batch.of(torch.randn(ROWS, 4, dtype=torch.float64), torch.zeros(ROWS))
-    return Jacobian(Network(model, list(model.parameters())), batch, Draws(0, ROWS), products=products)
+    net = model if isinstance(model, Network) else Network(model, list(model.parameters()))
+    return Jacobian(net, batch, Draws(0, ROWS), **wanted)
 
 
 class Counted(TorchDispatchMode):
@@ -74,6 +75,20 @@ def test_on_all_declared_cases(name):
         assert_close(g, made.vjp(u), 1e-4)
         for a, b in zip(left.jvp(v), made.jvp(v), strict=True):
             assert_close(a, b, 1e-4)
+
+
+def test_beside_squares_none_is_left_but_one_known_to_be_small(monkeypatch):
+    model = network()
+    net, u = Network(model, list(model.parameters())), torch.randn(ROWS, 3, dtype=torch.float64)
+    for small in (False, True):  # known from the first product
+        J = jacobian(net, products=True, squares=True)
+        J.vjp([u])
+        assert bool(J._kept.pullback) is small
+        J.jvp(torch.ones(net.shapes.total, dtype=torch.float64))
+    monkeypatch.setattr("shf.model.zeros.FEW", 1)
+    J = jacobian(net, products=True, squares=True)
+    J.vjp([u])
+    assert not J._kept.pullback
 
 
 def test_the_first_product_makes_no_pass_of_its_own():

@@ -176,6 +176,14 @@ def preserved_global_state() -> Iterator[None]:
         torch.set_rng_state(state)
 
 
+@contextmanager
+def watched_draws() -> Iterator[Callable[[], bool]]:
+    """Around a pass of a model that was seen to draw nothing, on the CPU: yields whether it drew all the same, by torch's
+    global generator. That costs less than a look at each of its operations."""
+    state = torch.get_rng_state()
+    yield lambda: not torch.equal(state, torch.get_rng_state())
+
+
 def random_signs(like: Tensor, seed: int) -> Tensor:
     """Independent ±1."""
     signs = torch.empty_like(like, memory_format=torch.contiguous_format)

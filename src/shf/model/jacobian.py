@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from shf.data.batches import Batch
-from shf.data.draws import Draws
+from shf.data.draws import Draws, watched_draws
 from shf.data.rows import RowAxis, even_chunks, join_outputs
 from shf.data.tree import leaves, map_leaves
 from shf.model.network import Network
@@ -71,6 +71,8 @@ class Jacobian:
         record: whether calls of modules are recorded on the way (for per-case gradients).
         steady: whether J_h of the tensors to be held steady is wanted too.
         products: whether Jv will be asked for: then the first J'u by all parameters keeps the second graph.
+        squares: whether that pass serves per-case squares, which need much memory by themselves: it then keeps no second
+            graph but one that is known to be small.
 
     Attributes:
         outputs: the model's outputs, detached, in the model's own structure.
@@ -90,6 +92,7 @@ class Jacobian:
         record: bool = False,
         steady: bool = False,
         products: bool = False,
+        squares: bool = False,
     ) -> None:
         self.network = network
         self.draws = draws
@@ -100,7 +103,7 @@ class Jacobian:
         self._axes = axes
         self._record = record
         self._steady = steady
-        self._products = products
+        self._products, self._squares = products, squares
         self.chunks = even_chunks(self.rows, microbatch) if microbatch else [torch.arange(self.rows)]
         self._kept: Graph | None = None
         if len(self.chunks) == 1:
@@ -133,8 +136,8 @@ class Jacobian:
         """Jv, a tensor per output, and J_h v: for each chunk of rows a tensor per steady one."""
         tangents, steady = [], []
         for _, graph in self.graphs():
-            if not graph.pullback:
-                self._pull_and_keep(graph, [], graph.theta)
+            if not graph.pullback and any(z.requires_grad for z in graph.ends):
+                self.pull(graph, [], graph.theta)
             found = self._push(graph, vector)
             tangents.append(found[: len(graph.outputs)])
             steady.append(found[len(graph.outputs) :])
@@ -187,11 +190,24 @@ class Jacobian:
         self, chunk: Tensor, buffers: dict[str, Tensor] | None = None, *, graph: bool = True
     ) -> tuple[Graph, Any]:
         rows = self._some if len(chunk) == self.rows else self._of_batch(chunk)
+        if self.network.draws_nothing and not self.draws.drawn:
+            with watched_draws() as drew:
+                made = self._run(rows, buffers, graph=graph)
+            if not drew():
+                return made
+            if buffers is not None:
+                buffers.update(self.network.buffers())
+        with self.draws.over(rows):
+            made = self._run(rows, buffers, graph=graph)
+        self.network.draws_nothing = not self.draws.drawn and self.network.device.type == "cpu"
+        return made
+
+    def _run(self, rows: Tensor | None, buffers: dict[str, Tensor] | None, *, graph: bool) -> tuple[Graph, Any]:
         theta = self.network.leaves()
         inputs = self._batch.take_inputs(rows)
         recorded = Calls.recorded(self.network.holders if self._record and graph else ())
         named = named_tensors(enabled=self._steady and graph)
-        with torch.set_grad_enabled(graph), recorded as calls, named as steady, self.draws.over(rows):
+        with torch.set_grad_enabled(graph), recorded as calls, named as steady:
             outputs = self.network(theta, inputs, buffers)
         if self._steady and graph and not steady.tensors:
             raise ValueError(
@@ -220,48 +236,62 @@ class Jacobian:
     ) -> tuple[Tensor | None, ...]:
         """The gradient of u'z by any tensors of one graph; outputs that do not depend on θ are left out.
 
-        Cotangents are those of the outputs, and those of the steady tensors if there are more.
+        Cotangents are those of the outputs, and those of the steady tensors if there are more; without any, zeros stand for
+        them, and the second graph is what is wanted.
 
         If `batched`, cotangents carry an axis in front, and so do the gradients: several pullbacks at once.
         """
-        pairs = [(z, u) for z, u in zip(graph.ends, cotangents, strict=False) if z.requires_grad]
+        keep = not batched and self._keeps(graph, cotangents, by)
+        given = self._begun(graph, cotangents) if keep else cotangents
+        pairs = [(z, u) for z, u in zip(graph.ends, given, strict=False) if z.requires_grad]
         if not pairs:
             raise ValueError(
                 "the model's outputs do not depend on any of the parameters to train: nothing to optimise "
                 "(are they detached, or made under no_grad?)"
             )
-        keep = self._products and graph is self._kept and not (graph.pullback or batched)
-        if keep and len(by) >= len(graph.theta) and all(map(is_, graph.theta, by)):
-            return self._pull_and_keep(graph, cotangents, by)
-        ends, given = [z for z, _ in pairs], [u for _, u in pairs]
-        with self._as_before(graph):
-            return torch.autograd.grad(ends, by, given, retain_graph=True, allow_unused=True, is_grads_batched=batched)  # type: ignore[arg-type]
+        ends, along = [z for z, _ in pairs], [u for _, u in pairs]
+        zeros = self.network.zeros.left_out(graph.size, ends if cotangents else ()) if keep else nullcontext()
+        with zeros, self._as_before(graph):
+            found = torch.autograd.grad(
+                ends,
+                by,  # type: ignore[arg-type]
+                along,
+                retain_graph=True,
+                create_graph=keep,
+                allow_unused=True,
+                is_grads_batched=batched,
+            )
+        return self._ended(graph, found) if keep else found
+
+    def _keeps(self, graph: Graph, cotangents: Sequence[Tensor], by: Sequence[Tensor | GradientEdge]) -> bool:
+        """Whether a pass leaves the second graph behind: once, and where it is by θ and what follows it."""
+        if graph.pullback or not cotangents:
+            return not graph.pullback
+        wanted = self._products and graph is self._kept
+        wanted = wanted and (not self._squares or self.network.zeros.are_few(graph.size))
+        return wanted and len(by) >= len(graph.theta) and all(map(is_, graph.theta, by))
+
+    def _begun(self, graph: Graph, cotangents: Sequence[Tensor]) -> list[Tensor]:
+        """Where the second graph begins; cotangents that are not given are zero."""
+        graph.cotangents = [cotangent(u, z) for u, z in zip(cotangents, graph.ends, strict=False)]
+        graph.cotangents += [torch.zeros_like(z, requires_grad=True) for z in graph.ends[len(cotangents) :]]
+        return graph.cotangents
+
+    def _ended(self, graph: Graph, found: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        """What a pass has found, apart from the second graph, of which it notes the end."""
+        pulled = found[: len(graph.theta)]
+        graph.pullback = [None if g is None or not g.requires_grad else get_gradient_edge(g) for g in pulled]
+        return tuple([None if g is None else g.detach() for g in found])
 
     def _push(self, graph: Graph, vector: Tensor) -> list[Tensor]:
         pieces = self.network.shapes.split(vector)
-        terms = [(edge, v) for edge, v in zip(graph.pullback, pieces, strict=True) if edge is not None]
+        terms = [(edge, v) for edge, v in zip(graph.pullback, pieces, strict=False) if edge is not None]
         if not terms:
             return [torch.zeros_like(z) for z in graph.ends]
         edges, given = [edge for edge, _ in terms], [v for _, v in terms]
         with self._as_before(graph):
             found = torch.autograd.grad(edges, graph.cotangents, given, retain_graph=True, allow_unused=True)
         return [torch.zeros_like(z) if t is None else t for t, z in zip(found, graph.ends, strict=True)]
-
-    def _pull_and_keep(
-        self, graph: Graph, cotangents: Sequence[Tensor], by: Sequence[Tensor | GradientEdge]
-    ) -> tuple[Tensor | None, ...]:
-        """As `pull`, by θ and what follows it; the second graph is left behind. Cotangents that are not given are zero."""
-        graph.cotangents = [cotangent(u, z) for u, z in zip(cotangents, graph.ends, strict=False)]
-        graph.cotangents += [torch.zeros_like(z, requires_grad=True) for z in graph.ends[len(cotangents) :]]
-        pairs = [(z, u) for z, u in zip(graph.ends, graph.cotangents, strict=True) if z.requires_grad]
-        found: Sequence[Tensor | None] = (None,) * len(by)
-        if pairs:
-            ends, given = [z for z, _ in pairs], [u for _, u in pairs]
-            with self.network.zeros.left_out(graph.size, ends if cotangents else ()), self._as_before(graph):
-                found = torch.autograd.grad(ends, by, given, create_graph=True, allow_unused=True)  # type: ignore[arg-type]
-        pulled = found[: len(graph.theta)]
-        graph.pullback = [None if g is None or not g.requires_grad else get_gradient_edge(g) for g in pulled]
-        return tuple([None if g is None else g.detach() for g in found])
 
     def _as_before(self, graph: Graph) -> AbstractContextManager[None]:
         """Around a backward pass: parts of the model that checkpoints run again see what they saw in the forward pass."""

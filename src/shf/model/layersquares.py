@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
+from torch.linalg import vector_norm
 
 from shf.linear.flat import read
 from shf.model.network import plain_gradients
@@ -276,7 +277,7 @@ def _probes(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 def projects_to(terms: Tensor, project: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Comparison]:
     """Whether a gradient's projection is the sum of the cases' projections, `terms`."""
-    return lambda gradient: (terms.sum(), project(gradient), terms.abs().sum())
+    return lambda gradient: (terms.sum(), project(gradient), vector_norm(terms, 1))
 
 
 def equals(total: Tensor, size: Tensor) -> Callable[[Tensor], Comparison]:

@@ -130,6 +130,7 @@ class Network:
         holders: those of them that own parameters directly.
         attributes: plain ones of the modules, and their modes.
         zeros: of its second graphs.
+        draws_nothing: whether its last pass drew no random numbers.
     """
 
     def __init__(
@@ -156,7 +157,7 @@ class Network:
         self._buffers = [(name, b, buffers.get(id(b), [])) for name, b in model.named_buffers()]
         self.holders = [m for m in self.modules if next(m.parameters(recurse=False), None) is not None]
         self.attributes = tuple(map(plain_attributes, self.modules))
-        self.zeros = Zeros()
+        self.zeros, self.draws_nothing = Zeros(), False
         self._embeddings = [m for m in self.modules if isinstance(m, nn.Embedding)]
         self._found: dict[Callable[[Network], Any], Any] = {}
 

@@ -19,12 +19,16 @@ class Zeros:
     def __init__(self) -> None:
         self._size, self._count = -1, 0  # of inputs that were seen, and zeros in their graph
 
+    def are_few(self, size: int) -> bool:
+        """Whether a graph of inputs with so many entries is known to have few: one of inputs that were no smaller had."""
+        return size <= self._size and self._count <= FEW
+
     @contextmanager
     def left_out(self, size: int, ends: Sequence[Tensor] = ()) -> Iterator[None]:
         """Around the making of a graph from inputs with so many entries: tensors that are zero everywhere are kept as shapes
-        alone, unless a graph of inputs that were no smaller is known to have few. With `ends` the graph is made from
+        alone, unless they are known to be few. With `ends` the graph is made from
         cotangents of these that are not zero, and what nodes are handed is left out."""
-        if size <= self._size and self._count <= FEW:
+        if self.are_few(size):
             yield
             return
         self._size, self._count = -1, 0

@@ -99,7 +99,7 @@ class Inverse:
     def solver(self, network: Network) -> LinearMap:
         """r ↦ P⁻¹r on flat vectors: G⁻¹ R A⁻¹ for the matrix R of a layer. The result is overwritten by the next call."""
         shapes = network.shapes
-        out = torch.empty_like(network.theta())
+        out = network.parameters[0].new_empty(shapes.total)
         results = shapes.split(out)
 
         def solve(r: Tensor) -> Tensor:

@@ -111,7 +111,7 @@ class Renewal:
     def __init__(self, memory: Memory, schedule: Schedule) -> None:
         self._memory, self._network = memory, memory.network
         self._schedule = schedule
-        self._entries = _entries(memory)
+        self._entries = memory.entries(FACTORS)
         self._factors = _read(self._network, self._entries)
         due, known = memory.number(_DUE), memory.number(_DAMPING)
         iteration = memory.number("iteration", 0)
@@ -138,7 +138,6 @@ class Renewal:
         if self.due:
             self._renew(space)
         assert self._factors is not None
-        self._keep()
         damping = float(self._memory.number(_DAMPING) or 0.0)
         solve = self._inverse(self._factors, damping, space.decay).solver(self._network)
         return (lambda r: space.own(solve(space.whole(r)))) if space.collective.split else solve
@@ -172,6 +171,7 @@ class Renewal:
         numbers = {_COUNT: count, _DUE: self._memory.number("iteration", 0) + period, _DAMPING: space.damping}
         inverse = _shared_inverse(self._factors, space.damping, space.decay, ranks)
         self._know(self._factors, space.damping, space.decay, inverse)
+        self._keep(self._factors)
         self._memory.keep(**numbers)
 
     def _own_sums(self, blocks: Sequence[Block], others: Sequence[int]) -> tuple[Sequence[Sums], dict[int, Tensor]]:
@@ -199,11 +199,10 @@ class Renewal:
     def _know(self, factors: Factors, damping: float, decay: Decay, inverse: Inverse) -> None:
         self._memory.cache[_CACHE] = (factors.tensors(), (damping, *decay.weights), inverse)
 
-    def _keep(self) -> None:
+    def _keep(self, factors: Factors) -> None:
         """The averages are to be remembered."""
-        assert self._factors is not None
-        found: dict[int, dict[str, Tensor]] = {i: {_DIAGONAL: d} for i, d in self._factors.diagonals.items()}
-        for block, (a, g) in zip(self._factors.blocks, self._factors.pairs, strict=True):
+        found: dict[int, dict[str, Tensor]] = {i: {_DIAGONAL: d} for i, d in factors.diagonals.items()}
+        for block, (a, g) in zip(factors.blocks, factors.pairs, strict=True):
             found[block.weight] = {_INPUT: a, _OUTPUT: g}
         for name in FACTORS:
             self._memory.keep_pieces(name, [found.get(i, {}).get(name) for i in range(len(self._network.parameters))])
@@ -292,13 +291,6 @@ def _shared_inverse(factors: Factors, damping: float, decay: Decay, ranks: Colle
     pieces = ranks.whole(ranks.sum(part, like.new_empty(sum(sizes))), sum(sizes)).split(sizes)
     matrices = [piece.view(math.isqrt(len(piece)), -1) for piece in pieces]
     return Inverse(factors.blocks, list(zip(matrices[::2], matrices[1::2], strict=True)), made[0].diagonals)
-
-
-def _entries(memory: Memory) -> list[dict[str, Tensor]]:
-    """What is remembered of each parameter's factors."""
-    columns = {name: memory.pieces(name) for name in FACTORS}
-    found = [{name: column[i] for name, column in columns.items()} for i in range(len(memory.network.parameters))]
-    return [{name: tensor for name, tensor in entry.items() if tensor is not None} for entry in found]
 
 
 def _shape(entry: dict[str, Tensor]) -> tuple[int, int] | None:

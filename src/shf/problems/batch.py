@@ -93,9 +93,10 @@ class BatchProblem:
             return no_parts(self.network, diagonal=preparation.diagonal, noise=self._noise)
         rows = self._own_curvature_rows
         # where all rows here are curvature rows, one graph serves both
-        # per-case squares take so much memory in the gradient's pass that products get a pass of their own
-        products = self._products and rows is None and not preparation.diagonal
-        J, L = self._passes.expand(self.loss, record=preparation.record, steady=rows is None, products=products)
+        products, squares = self._products and rows is None, preparation.diagonal
+        J, L = self._passes.expand(
+            self.loss, record=preparation.record, steady=rows is None, products=products, squares=squares
+        )
         self.outputs, value = sum(u.numel() for u in L.gradient), L.value.item()
         if not math.isfinite(value):
             self._refuse(f"loss {self.loss.name} is {value} at the present parameters, before the step")

@@ -58,7 +58,7 @@ class Passes:
             self._refuse_chunks_where_rows_mix()
 
     def expand(
-        self, loss: Loss, *, record: bool, steady: bool, products: bool = False
+        self, loss: Loss, *, record: bool, steady: bool, products: bool = False, squares: bool = False
     ) -> tuple[Jacobian, LossExpansion]:
         """J and L on all rows that are here; the pass that draws this step's numbers.
 
@@ -66,9 +66,10 @@ class Passes:
             loss: L.
             record: whether a preconditioner wants the calls of layers.
             steady: whether products will be over these rows, so that steady tensors are wanted, and
-            products: whether the gradient is to leave behind what products need.
+            products: whether the gradient is to leave behind what products need, and
+            squares: whether its pass serves per-case squares too.
         """
-        J = self._jacobian(None, record=record, steady=steady, products=products)
+        J = self._jacobian(None, record=record, steady=steady, products=products, squares=squares)
         L = loss.expand(J.outputs, self._batch.targets)
         self._shapes = [u.shape for u in L.gradient]
         return J, L
@@ -117,7 +118,9 @@ class Passes:
         axes = self._layout.outputs
         return axes[number] if number < len(axes) else RowAxis(0)
 
-    def _jacobian(self, rows: Tensor | None, *, record: bool, steady: bool, products: bool = False) -> Jacobian:
+    def _jacobian(
+        self, rows: Tensor | None, *, record: bool, steady: bool, products: bool = False, squares: bool = False
+    ) -> Jacobian:
         self._refuse_chunks_where_rows_mix()
         if self._draws.axes is not None and not self._draws.drawn:
             self._draws.axes = draw_axes(self._network, self._batch, self._layout, mix(self._seed, 0))
@@ -131,6 +134,7 @@ class Passes:
             record=record,
             steady=steady and self._steady,
             products=products,
+            squares=squares,
         )
         self._drawless = not self._draws.drawn
         return found

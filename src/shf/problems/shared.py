@@ -3,6 +3,7 @@ are several processes, but for vectors that they may hold in parts."""
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -54,8 +55,8 @@ class SharedProblem:
         self._seed = seed
         self._scratch: Tensor | None = None  # for products, P⁻¹r and trial points, of which one is needed at a time
         self.dots, self.own = collective.dots, collective.own
-        self._theta: Sequence[Tensor] = ()
-        self._point: Sequence[Tensor] = ()  # the scratch vector's pieces, and θ's that belong to them
+        self._point: Sequence[Tensor] = ()  # the scratch vector's pieces
+        self._along: tuple[Tensor | None, Sequence[Tensor]] = (None, ())  # the last δ, and its pieces
 
     def linearise(self, preparation: Preparation) -> Expansion:
         """f, ∇f and, for any λ, P⁻¹."""
@@ -64,8 +65,8 @@ class SharedProblem:
         self.buffers = parts.buffers
         if not collective.several:
             self._scratch = torch.empty_like(parts.gradient)
-        theta, diagonal = self._theta_here(), parts.diagonal
-        gradient, noise = self._own.add_gradient_(parts.gradient, theta), None
+        diagonal = parts.diagonal
+        gradient, noise = self._own.add_gradient_(parts.gradient, self._theta), None
         if parts.noise is not None:
             size, square = collective.dots((gradient, gradient), (parts.noise, parts.noise))
             noise = square / size if size > 0 else None
@@ -90,8 +91,10 @@ class SharedProblem:
         if self._scratch is None:
             self._scratch = torch.empty_like(delta)
         if not self._point:
-            self._theta, self._point = self._theta_here(), shapes.split(self._scratch)
-        for p, d, piece in zip(self._theta, shapes.split(delta), self._point, strict=True):
+            self._point = shapes.split(self._scratch)
+        if self._along[0] is not delta:
+            self._along = delta, shapes.split(delta)
+        for p, d, piece in zip(self._theta, self._along[1], self._point, strict=True):
             torch.add(p, d, alpha=rate, out=piece)
         return self._scratch
 
@@ -106,7 +109,8 @@ class SharedProblem:
             total = self.part.value(values)
         return total + self._decay.penalty(values)
 
-    def _theta_here(self) -> Sequence[Tensor]:
+    @cached_property
+    def _theta(self) -> Sequence[Tensor]:
         """θ in pieces; this process's part of it, where vectors are split."""
         if self._collective.split:
             return self._own.shapes.split(self._collective.own(self._network.theta()))
