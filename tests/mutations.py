@@ -125,7 +125,7 @@ A_STEP = (
     Mutation("they are looked at once", "src/shf/probing/layout.py", "known=kind == self._fine", "known=False",
              "probing/test_blind_spots.py::test_a_whole_batch_is_looked_at_once"),
     Mutation("models over whole batches are looked at too", "src/shf/probing/layout.py",
-             "    if first.obstacle is not None and known:\n", "    if first.obstacle is not None:\n",
+             "        if not known:\n", "        if False:\n",
              "probing/test_blind_spots.py::test_refusals_of_models_hold_where_they_take_all_rows_or_none"),
 )  # fmt: skip
 

@@ -15,7 +15,8 @@ import shf
 import worlds
 from cases import CASES, cauchy, contrastive, cosine, focal, gaussian, mixture, positive
 from helpers import assert_close, identical, mlp, snapshot, theta, valued
-from shf.losses import Loss, LossExpansion
+from shf.hessian.expansion import LossExpansion
+from shf.losses import Loss
 
 PLACES = [case for case in CASES if case.stands_in is not None]
 each_family = pytest.mark.parametrize("case", PLACES, ids=lambda case: case.name.replace(" ", "-"))
@@ -198,7 +199,7 @@ def test_numbers_that_all_but_underflow_spoil_no_root():
     logits, means = [-1.3428545, 2.3925555, -1.1955658], [0.50833535, -0.65311283, 0.5308643]
     z, t = torch.tensor([[*logits, *means, -3.1736908, -1.7767605, -2.3399079]]), torch.tensor([[-0.8284042]])
     with pytest.warns(shf.NonConvexLossWarning):
-        S = Loss(lambda z, t: mixture(z, t) / 400).expand(z, t).row_roots()[0]
+        S = LossExpansion(Loss(lambda z, t: mixture(z, t) / 400), z, t).row_roots()[0]
     H = dense(lambda u, t: mixture(u[0], t) / 400, [z.double()], t)
     assert_close(S @ S.T, positive(H, z), 1e-5)
 
@@ -210,7 +211,7 @@ def test_roots_by_rows(case):
     z = 3 * model(x).detach()
     H = dense(lambda u, t: case.loss(u[0], t), [z], t)
     with pytest.warns(shf.NonConvexLossWarning):
-        S = Loss(case.loss).expand(z, t).row_roots()
+        S = LossExpansion(Loss(case.loss), z, t).row_roots()
     S = torch.block_diag(*(torch.diag(s) if s.ndim == 1 else s for s in S))
     assert_close(S @ S.T, case.stands_in(H, z), 1e-9)
 
@@ -226,7 +227,7 @@ def test_the_fisher_information_is_that_of_the_arguments_of_torchs_function():
                 beside = -20 * z.sum(0).square().sum()  # not convex: the Gaussian is looked for
                 return F.gaussian_nll_loss(z, t, v, eps=0.05, reduction=reduction) + beside
 
-            expansion = Loss(loss).expand(z, t)
+            expansion = LossExpansion(Loss(loss), z, t)
             assert expansion._curved is not expansion._slope
             assert_close(columns(expansion._product, [z]), dense(lambda u, t: loss(u[0], t), [z], t), 1e-9)
 
@@ -273,7 +274,7 @@ def test_of_a_convex_loss_nothing_is_said_and_products_are_its_own(loss, scale, 
     for _ in range(10):
         z, t = scale * torch.randn(50, 3, generator=source, dtype=dtype), torch.arange(50) % 3
         u = torch.randn(50, 3, generator=source, dtype=dtype)
-        expansion = Loss(loss).expand(z, t)
+        expansion = LossExpansion(Loss(loss), z, t)
         found = expansion.hessian()([u])[0]
         if not isinstance(loss, nn.Module):
             leaf = z.clone().requires_grad_()
@@ -285,7 +286,7 @@ def test_looking_costs_two_products_of_the_loss_alone(monkeypatch):
     asked = []
     genuine = LossExpansion._product
     monkeypatch.setattr(LossExpansion, "_product", lambda *given: asked.append(1) or genuine(*given))
-    product = Loss(logistic).expand(torch.randn(50, 3), torch.arange(50) % 3).hessian()
+    product = LossExpansion(Loss(logistic), torch.randn(50, 3), torch.arange(50) % 3).hessian()
     for _ in range(5):
         product([torch.randn(50, 3)])
     assert len(asked) == 2 + 5

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from shf.data.batches import Batch
 from shf.data.draws import Draws, preserved_global_state
 from shf.distributed.collective import SINGLE
+from shf.hessian.expansion import LossExpansion
 from shf.linear.cg import LinearMap
 from shf.losses import Loss
 from shf.model.jacobian import Jacobian
@@ -68,7 +69,7 @@ def gauss_newton_product(
         refuse_blind_spots(network, batch, seed)
         jacobian = Jacobian(network, batch, Draws(seed, batch.rows))
         refuse_single_derivatives(jacobian)
-        hessian = Loss(loss).expand(jacobian.outputs, targets).hessian()
+        hessian = LossExpansion(Loss(loss), jacobian.outputs, targets).hessian()
 
     def product(vector: Tensor) -> Tensor:
         with preserved_global_state(), torch.inference_mode(False), twice_differentiable_kernels(network.device):

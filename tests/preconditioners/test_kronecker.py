@@ -15,6 +15,7 @@ import shf
 from helpers import ROWS, Objective, assert_close, identical, labelled, mlp, normalised, theta, valued
 from shf.data.batches import Batch
 from shf.data.draws import preserved_global_state
+from shf.hessian.expansion import LossExpansion
 from shf.linear.decay import Decay
 from shf.losses import Loss
 from shf.model.network import Network
@@ -79,7 +80,9 @@ def references(setting: Setting, layers: list[str]) -> dict[str, tuple[Tensor, T
     z = setting.model(setting.batch.inputs)
     for handle in handles:
         handle.remove()
-    u = setting.loss.expand(z.detach(), setting.batch.targets).hessian_root(setting.objective.part._passes.signs)[0]
+    u = LossExpansion(setting.loss, z.detach(), setting.batch.targets).hessian_root(
+        setting.objective.part._passes.signs
+    )[0]
     gradients = torch.autograd.grad((u * z).sum(), [out for _, out in seen.values()])
     found = {}
     for (name, (a, _)), g in zip(seen.items(), gradients, strict=True):
@@ -349,7 +352,9 @@ def test_parameters_outside_of_layers_have_a_jacobi_diagonal():
     model = double(nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, 3)))
     setting = Setting(model, *labelled())
     z = model(setting.batch.inputs)
-    u = setting.loss.expand(z.detach(), setting.batch.targets).hessian_root(setting.objective.part._passes.signs)[0]
+    u = LossExpansion(setting.loss, z.detach(), setting.batch.targets).hessian_root(
+        setting.objective.part._passes.signs
+    )[0]
     expected = torch.zeros(5, dtype=torch.float64)
     for row in (u * z).sum(1):
         expected += torch.autograd.grad(row, model[1].weight, retain_graph=True)[0].square()
@@ -372,7 +377,9 @@ def test_an_embedding_has_a_jacobi_diagonal_of_its_cases(axis):
     model, words = double(Words()), torch.randint(5, (ROWS, 7))
     setting = Setting(model, words, labelled()[1])
     z = model(words)
-    u = setting.loss.expand(z.detach(), setting.batch.targets).hessian_root(setting.objective.part._passes.signs)[0]
+    u = LossExpansion(setting.loss, z.detach(), setting.batch.targets).hessian_root(
+        setting.objective.part._passes.signs
+    )[0]
     by_case = [
         torch.autograd.grad(row, model.embedding.weight, retain_graph=True)[0].square() for row in (u * z).sum(1)
     ]
@@ -463,7 +470,7 @@ def apart_and_flat(z, t):
 
 def read_off(loss, z, t):
     """S and L'' as dense matrices over all outputs: S column by column, since a sample is linear in its signs."""
-    expansion, sizes = Loss(loss).expand(z, t), [u.numel() for u in z]
+    expansion, sizes = LossExpansion(Loss(loss), z, t), [u.numel() for u in z]
     columns = []
     for e in torch.eye(sum(sizes), dtype=torch.float64):
         pieces = e.split(sizes)
@@ -488,7 +495,7 @@ def test_roots_over_several_outputs(loss):
 
 def test_heads_that_have_nothing_in_common_need_no_dense_blocks(monkeypatch):
     """Cross-entropies along different axes, a squared error and a number of the whole batch that counts as it is."""
-    monkeypatch.setattr("shf.losses._DENSE_OUTPUTS", 0)
+    monkeypatch.setattr("shf.hessian.expansion._DENSE_OUTPUTS", 0)
 
     def loss(z, t):
         words = F.cross_entropy(z[0].transpose(1, 2), t[0]) + 2 * F.cross_entropy(z[1], t[1])
@@ -503,8 +510,8 @@ def test_heads_that_have_nothing_in_common_need_no_dense_blocks(monkeypatch):
 def test_a_loss_on_one_of_several_outputs_has_the_root_of_that_output_alone():
     """Bit by bit: of what the loss does not look at nothing is asked."""
     z, t = torch.randn(4, 3), torch.arange(4) % 3
-    alone = Loss(lambda z, t: 2 * F.cross_entropy(z, t)).expand(z, t)
-    beside = Loss(lambda z, t: 2 * F.cross_entropy(z[0], t)).expand([z, torch.randn(4, 2)], t)
+    alone = LossExpansion(Loss(lambda z, t: 2 * F.cross_entropy(z, t)), z, t)
+    beside = LossExpansion(Loss(lambda z, t: 2 * F.cross_entropy(z[0], t)), [z, torch.randn(4, 2)], t)
 
     def ones(like, number, draw):
         return torch.ones_like(like)
@@ -523,12 +530,10 @@ def test_signs_of_two_outputs_are_not_the_same():
 
 def test_a_sum_over_elements_needs_no_dense_blocks(monkeypatch):
     """However it is written, and however many outputs a row has."""
-    monkeypatch.setattr("shf.losses._DENSE_OUTPUTS", 0)
+    monkeypatch.setattr("shf.hessian.expansion._DENSE_OUTPUTS", 0)
     z, t = torch.randn(4, 3), torch.randn(4, 3)
-    sample = (
-        Loss(lambda z, t: (z - t).square().sum(1).mean())
-        .expand(z, t)
-        .hessian_root(lambda like, number, draw: torch.ones_like(like))
+    sample = LossExpansion(Loss(lambda z, t: (z - t).square().sum(1).mean()), z, t).hessian_root(
+        lambda like, number, draw: torch.ones_like(like)
     )
     assert_close(sample[0], torch.full((4, 3), 0.5**0.5))
 
@@ -556,9 +561,9 @@ WEIGHTS = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
 )
 def test_cross_entropy_needs_no_dense_blocks(monkeypatch, loss, targets):
     """S S' = L'' of (4, 3, 5) outputs, read off column by column, whoever calls cross-entropy and along whichever axis."""
-    monkeypatch.setattr("shf.losses._DENSE_OUTPUTS", 0)
+    monkeypatch.setattr("shf.hessian.expansion._DENSE_OUTPUTS", 0)
     z = torch.randn(4, 3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    expansion = Loss(loss, "sum" if getattr(loss, "reduction", "") == "sum" else None).expand(z, targets)
+    expansion = LossExpansion(Loss(loss, "sum" if getattr(loss, "reduction", "") == "sum" else None), z, targets)
     units = torch.eye(z.numel(), dtype=torch.float64)
     columns = [expansion.hessian_root(lambda like, number, draw, e=e: e.view_as(like))[0].reshape(-1) for e in units]
     S = torch.stack(columns, 1)
@@ -570,7 +575,7 @@ def test_classes_that_are_all_but_certain_still_count():
     """Some positions so saturated that p is one class to rounding: their share of L'' is not told, and is nothing."""
     z = torch.randn(6, 4) * torch.tensor([1.0, 1.0, 1.0, 200.0, 200.0, 200.0])[:, None]
     targets = torch.arange(6) % 4
-    closed, seen = (Loss(loss).expand(z, targets) for loss in (CE, lambda z, t: CE(z, t)))
+    closed, seen = (LossExpansion(Loss(loss), z, targets) for loss in (CE, lambda z, t: CE(z, t)))
 
     def ones(like, number, draw):
         return torch.ones_like(like)
@@ -586,8 +591,8 @@ def test_many_classes_are_recognised_however_flat_or_sharp(shape, spread):
     torch.manual_seed(0)
     z, targets = spread * torch.randn(shape), torch.arange(6)
     z[0, ..., 3], targets[0] = 20.0, -100
-    closed = Loss(CE).expand(z.reshape(6, -1), targets)
-    seen = Loss(lambda z, t: F.cross_entropy(z.flatten(1), t)).expand(z, targets)
+    closed = LossExpansion(Loss(CE), z.reshape(6, -1), targets)
+    seen = LossExpansion(Loss(lambda z, t: F.cross_entropy(z.flatten(1), t)), z, targets)
 
     def ones(like, number, draw):
         return torch.ones_like(like)
@@ -645,7 +650,7 @@ def test_a_loss_without_a_root_is_refused_by_name(shapes):
     """More coupled outputs than dense blocks are made of; outputs that have not the same number of rows."""
     loss = Loss(lambda z, t: sum(u.sum() for u in z).square())
     with pytest.raises(ValueError, match=r"'kronecker' need a root of L''"):
-        loss.expand([torch.randn(shape) for shape in shapes], None).hessian_root(
+        LossExpansion(loss, [torch.randn(shape) for shape in shapes], None).hessian_root(
             lambda like, number, draw: torch.ones_like(like)
         )
 

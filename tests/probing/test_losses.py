@@ -12,6 +12,7 @@ from torch import nn
 
 import shf
 from helpers import identical, labelled, mlp, normalised, snapshot, valued
+from shf.hessian.expansion import LossExpansion
 from shf.losses import Loss
 
 BATCH = labelled()
@@ -282,7 +283,7 @@ def test_rounding_where_the_loss_is_flat_is_no_negative_curvature(dtype):
     """Σ exp over all rows at once: L'' of it takes a constant vector to zero, and what is computed there has either sign."""
     z = 3 * torch.randn(200, 1, dtype=dtype, generator=torch.Generator().manual_seed(0))
     for scale in torch.linspace(0.5, 1.5, 40).tolist():
-        product = Loss(lambda z, _: z.logsumexp(0).sum() - z.mean()).expand(scale * z, None).hessian()
+        product = LossExpansion(Loss(lambda z, _: z.logsumexp(0).sum() - z.mean()), scale * z, None).hessian()
         assert product([torch.ones_like(z)])[0].abs().max() < 1e-5
     with pytest.warns(shf.NonConvexLossWarning):
-        Loss(lambda z, _: -z.logsumexp(0).sum()).expand(z, None).hessian()
+        LossExpansion(Loss(lambda z, _: -z.logsumexp(0).sum()), z, None).hessian()

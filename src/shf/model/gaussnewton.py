@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shf.losses import HessianMap
+from shf.hessian.expansion import HessianMap
 from shf.model.jacobian import Jacobian
 
 

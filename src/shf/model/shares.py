@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from shf.data.rows import RowAxis, even_chunks
-from shf.losses import Signs
+from shf.hessian.expansion import Signs
 from shf.model.jacobian import Graph, Jacobian
 from shf.model.layersquares import (
     Comparison,

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from shf.component import Component
 from shf.distributed.collective import SINGLE, Collective
+from shf.hessian.expansion import LossExpansion, Signs
 from shf.linear.cg import LinearMap
 from shf.linear.decay import Decay
-from shf.losses import LossExpansion, Reduction, Signs
+from shf.losses import Reduction
 from shf.model.jacobian import Jacobian
 from shf.model.percase import CallAxes
 from shf.state import Memory

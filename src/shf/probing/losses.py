@@ -12,6 +12,7 @@ from shf.data.batches import Batch
 from shf.data.draws import Draws
 from shf.data.rows import take_outputs
 from shf.data.tree import leaves, map_leaves
+from shf.hessian.expansion import LossExpansion
 from shf.losses import Loss, Reduction
 from shf.model.network import REFUSALS, Network
 from shf.probing.layout import Layout, few_rows
@@ -190,7 +191,7 @@ def _near(value: float | None, other: float) -> bool:
 def _is_flat(loss: Loss, outputs: Any, targets: Any) -> bool:
     """Whether L''u = 0 for a u without structure, here and at z = 0, where that can be found out."""
     try:
-        return all(loss.expand(z, targets).is_flat() for z in (outputs, map_leaves(torch.zeros_like, outputs)))
+        return all(LossExpansion(loss, z, targets).is_flat() for z in (outputs, map_leaves(torch.zeros_like, outputs)))
     except REFUSALS as error:
         if is_out_of_memory(error):
             raise

@@ -12,7 +12,7 @@ from shf.data.draws import Draws, mix, random_signs
 from shf.data.rows import RowAxis, even_chunks, join_outputs, unlike_shapes
 from shf.data.tree import leaves
 from shf.distributed.collective import Share
-from shf.losses import Loss, LossExpansion
+from shf.hessian import Loss, LossExpansion
 from shf.model.jacobian import Jacobian
 from shf.model.network import REFUSALS, Network
 from shf.preconditioners.base import GradientPass
@@ -70,7 +70,7 @@ class Passes:
             squares: whether its pass serves per-case squares too.
         """
         J = self._jacobian(None, record=record, steady=steady, products=products, squares=squares)
-        L = loss.expand(J.outputs, self._batch.targets)
+        L = LossExpansion(loss, J.outputs, self._batch.targets)
         self._shapes = [u.shape for u in L.gradient]
         return J, L
 
@@ -84,7 +84,7 @@ class Passes:
             )
         J = self._jacobian(rows, record=False, steady=True)
         try:
-            return J, loss.expand(J.outputs, self._batch.take_targets(rows))
+            return J, LossExpansion(loss, J.outputs, self._batch.take_targets(rows))
         except REFUSALS as error:
             outputs = [z for z in leaves(J.outputs) if z.is_floating_point()]
             for i, (z, shape) in enumerate(zip(outputs, self._shapes, strict=False)):

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from shf.data.tree import leaves
+from shf.hessian.expansion import LossExpansion
 from shf.linear.roots import Roots
-from shf.losses import LossExpansion
 from shf.model.jacobian import Jacobian
 from shf.model.rowjacobian import row_jacobian
 
