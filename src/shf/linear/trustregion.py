@@ -11,6 +11,8 @@ A step along which the outputs bend is corrected to second order (geodesic accel
 z̈ = 2/h ((z(θ+hδ) - z(θ))/h - Jδ), one evaluation,
 
     δ ← δ + a,   a = -½ (B + λI)⁻¹ J'L''z̈,   ‖a‖ at most 3/8 of ‖δ‖.
+
+Of δ(λ) a share is taken, which is 1 unless batches are drawn anew and the next one has another opinion (`unseen`).
 """
 
 import math
@@ -29,6 +31,7 @@ from shf.linear.flat import read
 from shf.linear.roots import Roots, SmallSide
 from shf.linear.solver import LinearSolver, Path, Run
 from shf.linear.system import LinearSystem
+from shf.linear.unseen import NUMBERS, share, stepped
 
 RADIUS = "radius"
 _WIDEN, _REACH, _PROBE, _BEND = 1.7, 3.0, 0.1, 0.75
@@ -63,7 +66,7 @@ class TrustRegion(LinearSolver):
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        return (RADIUS,)
+        return (RADIUS, *NUMBERS)
 
     def solve(self, system: LinearSystem, downhill: Tensor, run: Run, start: Tensor | None = None) -> Path:
         roots = system.written_out(MOST_NUMBERS, min(system.size) if system.even else system.size[1])
@@ -71,10 +74,12 @@ class TrustRegion(LinearSolver):
         if units is not None:
             roots, evaluate = roots.in_units(units), run.f
             run = replace(run, f=lambda delta: evaluate(delta / units))
-        search = _Search(roots, SmallSide(roots), run, self.target)
+        eta = share(run, torch.finfo(roots.rows.dtype).eps)
+        search = _Search(roots, SmallSide(roots), run, self.target, eta)
         known = float(run.recall(RADIUS, 0.0))
         best = search.from_radius(known if known > 0 else 1.0)
         run.remember(RADIUS, max(best.radius, _SHORTEST))
+        stepped(run, best.fall)
         if not best.fall > 0:
             return Path([], [], [], best.delta.zero_(), 0, search.trials, CGStop.ZERO_RESIDUAL)
         delta = best.delta if units is None else best.delta / units
@@ -95,9 +100,10 @@ def _units(roots: Roots) -> Tensor | None:
 class _Search:
     """Trials of one step: each costs two evaluations, and no factorisation."""
 
-    def __init__(self, roots: Roots, side: SmallSide, run: Run, target: float) -> None:
+    def __init__(self, roots: Roots, side: SmallSide, run: Run, target: float, share: float = 1.0) -> None:
         self._roots, self._side, self._run, self._target = roots, side, run, target
-        self._coordinates = side.of_rows(roots.residual, roots.penalty)
+        penalty = None if roots.penalty is None else share * roots.penalty
+        self._coordinates = side.of_rows(share * roots.residual, penalty)
         self._length = side.lengths(self._coordinates)
         self._gradient = roots.gradient()
         self.trials = 0  # each looks at the outputs once, which costs about what a product does
