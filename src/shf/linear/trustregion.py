@@ -79,7 +79,7 @@ class TrustRegion(LinearSolver):
         known = float(run.recall(RADIUS, 0.0))
         best = search.from_radius(known if known > 0 else 1.0)
         run.remember(RADIUS, max(best.radius, _SHORTEST))
-        stepped(run, best.fall)
+        stepped(run, max(best.fall, 0.0))
         if not best.fall > 0:
             return Path([], [], [], best.delta.zero_(), 0, search.trials, CGStop.ZERO_RESIDUAL)
         delta = best.delta if units is None else best.delta / units
