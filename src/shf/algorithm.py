@@ -123,7 +123,10 @@ def shf_step(
         square, along = dots((best.delta, best.delta), (downhill, best.delta))
         rho = reduction_ratio(best.value, f_old, system.undamped(best.model, best.delta, square), noise)
         # α: f(θ + αδ) ≤ f_{k-1} + .01 α ∇f'δ
-        rate = method.selection.rate(partial(f, best.delta), f_old, best.value, -along, noise)
+        if method.solver.searches:
+            rate = Rate(1.0, best.value)
+        else:
+            rate = method.selection.rate(partial(f, best.delta), f_old, best.value, -along, noise)
         # θ ← θ + β α δ
         theta_next = problem.point(best.delta, beta * rate.alpha) if rate.alpha else None
     if gradient_norm == 0:  # a batch that asks for nothing (all of it masked, say) tells nothing of λ

@@ -4,6 +4,7 @@ import copy
 import math
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -229,6 +230,15 @@ def test_rho_of_a_step_is_at_least_the_target_unless_it_is_the_shortest():
     optimizer = shf.SHF(model, MSE, seed=1, **{**shf.presets.residual, "target_ratio": 0.5})
     infos = [optimizer.step(x, t) for _ in range(25)]
     assert sum(info.reduction_ratio >= 0.45 for info in infos) > 20
+
+
+def test_a_step_that_was_judged_by_f_is_not_shortened():
+    """The bend adds to ∇f'δ, so that Armijo's test would fail steps with ρ above the target, down to α of 1e-3."""
+    model, x, t = regression(60, 8)
+    optimizer = shf.SHF(model, MSE, seed=1, **shf.presets.residual)
+    infos = [optimizer.step(x, t) for _ in range(80)]
+    assert all(info.step_size == 1 for info in infos)
+    assert all(b.loss_before == pytest.approx(a.loss_after, rel=1e-9) for a, b in pairwise(infos))
 
 
 def test_the_bend_is_the_second_derivative_of_the_outputs():

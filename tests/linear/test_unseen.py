@@ -60,7 +60,10 @@ def test_a_trial_is_that_share_of_the_dense_solution(rows, weights):
     R = torch.randn(rows, 7, generator=source, dtype=torch.float64)
     r, at = torch.randn(rows, generator=source, dtype=torch.float64), torch.ones(7, dtype=torch.float64)
     roots = Roots(R, weights, r, weights * at if weights else None, lambda d: R @ d)
-    value = lambda d: 0.5 * (R @ d + r).square().sum().item() + 0.5 * weights * (at + d).square().sum().item()  # noqa: E731
+
+    def value(d):
+        return 0.5 * ((R @ d + r).square().sum() + weights * (at + d).square().sum()).item()
+
     run = shf.solvers.Run(lambda *_: None, value, value(0 * at))
     trial = _Search(roots, SmallSide(roots), run, 0.1, share=0.4)._trial(0.05)
     B = R.t() @ R + (weights + trial.damping) * torch.eye(7, dtype=torch.float64)

@@ -66,6 +66,9 @@ class LinearSolver(Component):
     products: ClassVar[bool] = True
     """Whether it takes products in every step, rather than B written out."""
 
+    searches: ClassVar[bool] = False
+    """Whether it has judged its steps by f itself: they are taken whole, and no line search follows."""
+
     def solve(self, system: LinearSystem, downhill: Tensor, run: Run, start: Tensor | None = None) -> Path:
         """The path to δ.
 

@@ -59,6 +59,7 @@ class TrustRegion(LinearSolver):
     """The longest step whose ρ is at least `target_ratio`; λ follows from it, whatever the rule for λ says."""
 
     products: ClassVar[bool] = False
+    searches: ClassVar[bool] = True
 
     target: float = option(
         0.1, number(above=0.0, below=1.0), "ρ that the longest step of a trust region must have.", name="target_ratio"
