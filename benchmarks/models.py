@@ -161,8 +161,8 @@ def inverting(optimizer: shf.SHF, model: nn.Module) -> float:
     begun = clock()
     for gate in (m for m in model.modules() if isinstance(m, networks.Squeeze)):
         for layer in (m for m in gate.modules() if isinstance(m, nn.Conv2d)):
-            for name in ("input_factor", "output_factor"):
-                factors._inverse(optimizer.state[layer.weight][name], 1.0)
+            pair = tuple(optimizer.state[layer.weight][name] for name in ("input_factor", "output_factor"))
+            factors._inverses(pair, (1.0, 1.0), (1.0, 1.0))
     return clock() - begun
 
 

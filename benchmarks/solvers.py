@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from shf.damping.levenberg import adapt_damping, reduction_ratio
 from shf.data.batches import Batch
 from shf.data.draws import Draws
+from shf.hessian.expansion import LossExpansion
 from shf.lab.contest import Method, Row, Step, Task, contest, parser, read_contest
 from shf.lab.evaluation import evaluate
 from shf.lab.experiments import find
@@ -80,7 +81,7 @@ def gauss_newton(solve: Solve, iterations: int, model: nn.Module, _: float) -> S
         batch, theta = Batch.of(inputs, targets), network.theta()
         with torch.enable_grad():
             J = Jacobian(network, batch, Draws(0, batch.rows))
-            here = loss.expand(J.outputs, targets)
+            here = LossExpansion(loss, J.outputs, targets)
         d = here.hessian()([torch.ones_like(J.outputs)])[0].clamp_min(1e-12)
         delta = solve(J, d, here.gradient[0], damping, iterations)
         Jd = J.jvp(delta)[0]

@@ -24,7 +24,7 @@ def test_its_settings_are_the_preset_whatever_the_experiment_says() -> None:
 
 
 def test_an_epoch_is_judged_by_the_average() -> None:
-    training = new_training(tiny_config("fast"), None)
+    training = new_training(tiny_config("fast", options=("averaging=0.9",)), None)
     for _ in range(3):
         training.iterate()
     own = training.problem.evaluate()

@@ -92,6 +92,6 @@ class StepContext:
             if words not in self._said:
                 self._said.add(words)
                 warn(words)
-        kernels = twice_differentiable_kernels(device, recurrent=device.type == "cuda" and is_recurrent(self._model))
+        kernels = twice_differentiable_kernels(device, recurrent=is_recurrent(self._model))
         with deferred_interrupts(), torch.inference_mode(False), preserved_global_state(), kernels:
             yield
