@@ -74,7 +74,7 @@ def test_a_classifiers_logits_are_taken():
 def test_a_language_model_is_trained_saved_and_resumed(tmp_path):
     """Evaluated at the average of its iterates; from a checkpoint it goes on as if it had not stopped."""
     rows = [{"input_ids": i, "labels": i} for i in tokens()]
-    options = {**shf.presets.fast, "seed": 0}
+    options = {**shf.presets.fast, "averaging": 0.9, "seed": 0}
     settings = {"eval_dataset": rows[:8], "eval_strategy": "epoch", "save_strategy": "epoch", "options": options}
     first = trainer(gpt2(), tmp_path, rows, **settings)
     first.train()
