@@ -102,7 +102,8 @@ class CurvatureOptimizer(Optimizer):
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Inside, the parameters are the running average of the iterates (`averaging`); outside, they are as they were.
+        """Inside, the parameters are the running average of the iterates (`averaging`), with "auto" while that is the better
+        one on new batches; outside, they are as they were.
 
         Example:
             `with optimizer.averaged(): error = evaluate(model)`

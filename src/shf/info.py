@@ -30,8 +30,8 @@ class StepInfo:
 
     Attributes:
         loss_before: f_0 = f(θ) on this batch with this step's masks, weight decay included.
-        loss_after: f(θ + αδ) on the same batch and masks, before β and clipping; f_0 where the step was rejected, or where
-            f rose by no more than rounding.
+        loss_after: f(θ + αδ) on the same batch and masks, before β, clipping and what `averaging="auto"` takes off; f_0
+            where the step was rejected, or where f rose by no more than rounding.
         gradient_norm: ‖∇f(θ)‖.
         reduction_ratio: ρ; -inf where f rose or the model promised no descent, nan where the gradient is zero.
         damping: the λ used in this step.
