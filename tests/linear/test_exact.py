@@ -16,7 +16,9 @@ from cases import CASES, without_convexity
 from helpers import assert_close, identical, labelled, mlp, snapshot, theta, valued
 from shf.data.batches import select_rows
 from shf.data.tree import map_leaves
-from shf.linear.roots import Roots, SmallSide, cholesky, gram
+from shf.linear import sides
+from shf.linear.roots import Roots, cholesky, gram
+from shf.linear.sides import smaller_side
 
 CE, MSE = nn.CrossEntropyLoss(), nn.MSELoss()
 EXACT = {"cg_decay": 0.0, "preconditioner": None, "backtracking": None}
@@ -85,19 +87,50 @@ def test_in_the_space_of_rows_the_damping_may_vanish(damping):
     )
 
 
+@pytest.mark.parametrize("large", [False, True], ids=["eigenvectors", "factors"])
 @pytest.mark.parametrize("shape", [(12, 7), (4, 7)])
 @pytest.mark.parametrize("weights", [0.0, 0.2, MIXED], ids=["none", "equal", "mixed"])
-def test_one_eigendecomposition_serves_every_damping(shape, weights):
+def test_the_smaller_side_serves_every_damping(shape, weights, large, monkeypatch):
+    """Solutions are the dense ones, and λ is found for a length."""
+    monkeypatch.setattr(sides, "_LARGE", 0 if large else 100)
     roots = random_roots(*shape, weights)
-    side = SmallSide(roots)
+    side = smaller_side(roots)
+    assert isinstance(side, sides.Factors if large else sides.Eigenvectors)
     B = roots.rows.t() @ roots.rows + torch.diag(torch.as_tensor(weights, dtype=torch.float64).expand(7))
-    assert side.largest == pytest.approx(torch.linalg.eigvalsh(B)[-1].item(), rel=1e-10)
-    coordinates = side.of_rows(roots.residual, roots.penalty)
-    length = side.lengths(coordinates)
+    largest = torch.linalg.eigvalsh(B)[-1].item()
+    assert 0.1 * largest < side.largest <= largest * (1 + 1e-10)
+    b = side.of_rows(roots.residual, roots.penalty)
     for damping in (1e-3, 1.0, 50.0):
         expected = torch.linalg.solve(B + damping * torch.eye(7, dtype=torch.float64), roots.gradient())
-        assert_close(side.solve(coordinates, damping), expected, 1e-9)
-        assert length(damping) == pytest.approx(expected.norm().item(), rel=1e-9)
+        assert_close(side.solve(b, damping), expected, 1e-9)
+        length = expected.norm().item()
+        for near in (1e-4, 1e2):
+            found = side.solve(b, side.damping(b, length, near)).norm().item()
+            assert found == pytest.approx(length, rel=0.11 if large else 2e-3)
+    whole = side.solve(b, side.least).norm().item()
+    assert side.damping(b, 2 * whole, 1.0) == side.least
+
+
+def test_a_large_matrix_is_factorised_as_long_as_the_damping_is_far_above_rounding(monkeypatch):
+    monkeypatch.setattr(sides, "_LARGE", 4)
+    roots = random_roots(12, 7)
+    least = smaller_side(roots).least
+    assert isinstance(smaller_side(roots, 10 * least), sides.Factors)
+    assert isinstance(smaller_side(roots, least), sides.Eigenvectors)
+    monkeypatch.setattr(sides, "_LARGE", 8)
+    assert isinstance(smaller_side(roots, 10 * least), sides.Eigenvectors)
+
+
+def test_steps_by_factorisations_are_those_by_eigenvectors(monkeypatch):
+    """But for the tenth of a length that is left open."""
+    ends = []
+    for large in (10_000, 1):
+        monkeypatch.setattr(sides, "_LARGE", large)
+        model, x, t = regression()
+        optimizer = shf.SHF(model, MSE, seed=1, **shf.presets.residual)
+        ends.append([optimizer.step(x, t).loss_after for _ in range(12)])
+    assert ends[1][0] == pytest.approx(ends[0][0], rel=0.2)
+    assert max(end[-1] for end in ends) < 1e-4 * ends[0][0]
 
 
 @pytest.mark.parametrize("rows", [4, 30])
@@ -248,7 +281,7 @@ def test_the_bend_is_the_second_derivative_of_the_outputs():
     R = torch.eye(3, dtype=torch.float64)
     curved = torch.tensor([0.1, -0.2, 0.05], dtype=torch.float64)
     roots = Roots(R, 0.0, torch.ones(3, dtype=torch.float64), None, lambda d: R @ d + 0.5 * curved * (d @ d))
-    search = _Search(roots, SmallSide(roots), shf.solvers.Run(lambda *_: None, lambda d: 0.0, 1.0), 0.1)
+    search = _Search(roots, smaller_side(roots), shf.solvers.Run(lambda *_: None, lambda d: 0.0, 1.0), 0.1)
     delta = torch.tensor([1.0, 0.5, -0.5], dtype=torch.float64)
     found = search._bend(delta, R @ delta, 0.25)
     assert_close(found, -0.5 * curved * (delta @ delta) / 1.25, 1e-10)

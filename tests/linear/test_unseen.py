@@ -6,7 +6,8 @@ from torch import nn
 
 import shf
 from helpers import assert_close, theta, valued
-from shf.linear.roots import Roots, SmallSide
+from shf.linear.roots import Roots
+from shf.linear.sides import smaller_side
 from shf.linear.trustregion import _Search
 from shf.linear.unseen import share, stepped
 
@@ -65,7 +66,7 @@ def test_a_trial_is_that_share_of_the_dense_solution(rows, weights):
         return 0.5 * ((R @ d + r).square().sum() + weights * (at + d).square().sum()).item()
 
     run = shf.solvers.Run(lambda *_: None, value, value(0 * at))
-    trial = _Search(roots, SmallSide(roots), run, 0.1, share=0.4)._trial(0.05)
+    trial = _Search(roots, smaller_side(roots), run, 0.1, share=0.4)._trial(0.05)
     B = R.t() @ R + (weights + trial.damping) * torch.eye(7, dtype=torch.float64)
     assert_close(trial.delta, -0.4 * torch.linalg.solve(B, roots.gradient()), 1e-9)
     assert trial.delta.norm().item() == pytest.approx(0.05, rel=1e-3)

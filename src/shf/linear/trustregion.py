@@ -28,25 +28,27 @@ from shf.component import number, option
 from shf.linear.cg import CGStop
 from shf.linear.exact import MOST_NUMBERS
 from shf.linear.flat import read
-from shf.linear.roots import Roots, SmallSide
+from shf.linear.roots import Roots
+from shf.linear.sides import Side, smaller_side
 from shf.linear.solver import LinearSolver, Path, Run
 from shf.linear.system import LinearSystem
 from shf.linear.unseen import NUMBERS, share, stepped
 
-RADIUS = "radius"
+RADIUS, DAMPING = "radius", "radius_damping"
 _WIDEN, _REACH, _PROBE, _BEND = 1.7, 3.0, 0.1, 0.75
-_LEAST = 1e-17
-"""The smallest λ, in largest eigenvalues of B: below it rounding alone decides."""
 _SHORTEST = 1e-14
+_GUESS = 1e-3
+"""λ of a first step, in largest eigenvalues of B, where it has to be looked for."""
 _LEAST_LENGTH = 1e-6
 """Of a column of R, in lengths of the longest."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A step of some length: δ, λ, f there, ρ, and the undamped model's value."""
+    """A step of some length: δ, λ, ‖sδ‖ without its bend, ρ, the fall of f, and the undamped model's value."""
 
     radius: float
+    length: float
     damping: float
     delta: Tensor
     rho: float
@@ -67,7 +69,7 @@ class TrustRegion(LinearSolver):
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        return (RADIUS, *NUMBERS)
+        return (RADIUS, DAMPING, *NUMBERS)
 
     def solve(self, system: LinearSystem, downhill: Tensor, run: Run, start: Tensor | None = None) -> Path:
         roots = system.written_out(MOST_NUMBERS, min(system.size) if system.even else system.size[1])
@@ -76,10 +78,11 @@ class TrustRegion(LinearSolver):
             roots, evaluate = roots.in_units(units), run.f
             run = replace(run, f=lambda delta: evaluate(delta / units))
         eta = share(run, torch.finfo(roots.rows.dtype).eps)
-        search = _Search(roots, SmallSide(roots), run, self.target, eta)
-        known = float(run.recall(RADIUS, 0.0))
+        known, near = float(run.recall(RADIUS, 0.0)), float(run.recall(DAMPING, 0.0))
+        search = _Search(roots, smaller_side(roots, near), run, self.target, eta, near)
         best = search.from_radius(known if known > 0 else 1.0)
         run.remember(RADIUS, max(best.radius, _SHORTEST))
+        run.remember(DAMPING, best.damping)
         stepped(run, max(best.fall, 0.0))
         if not best.fall > 0:
             return Path([], [], [], best.delta.zero_(), 0, search.trials, CGStop.ZERO_RESIDUAL)
@@ -99,22 +102,23 @@ def _units(roots: Roots) -> Tensor | None:
 
 
 class _Search:
-    """Trials of one step: each costs two evaluations, and no factorisation."""
+    """Trials of one step: each costs two evaluations, and a factorisation where the matrix is large."""
 
-    def __init__(self, roots: Roots, side: SmallSide, run: Run, target: float, share: float = 1.0) -> None:
+    def __init__(
+        self, roots: Roots, side: Side, run: Run, target: float, share: float = 1.0, near: float = 0.0
+    ) -> None:
         self._roots, self._side, self._run, self._target = roots, side, run, target
         penalty = None if roots.penalty is None else share * roots.penalty
         self._coordinates = side.of_rows(share * roots.residual, penalty)
-        self._length = side.lengths(self._coordinates)
         self._gradient = roots.gradient()
         self.trials = 0  # each looks at the outputs once, which costs about what a product does
-        self._least = max(_LEAST * side.largest, torch.finfo(roots.rows.dtype).tiny)
+        self._near = near if near > 0 else _GUESS * side.largest
 
     def from_radius(self, radius: float) -> Trial:
         """Widens while ρ is at least the target; else narrows until it is, and further until f falls."""
         now = self._trial(radius)
         if now.rho >= self._target:
-            while now.radius * _WIDEN <= radius * _REACH and now.damping > self._least:
+            while now.radius * _WIDEN <= radius * _REACH and now.damping > self._side.least:
                 wider = self._trial(now.radius * _WIDEN)
                 if wider.rho < self._target:
                     break
@@ -124,10 +128,8 @@ class _Search:
                 now = self._trial(narrower)
                 if now.rho >= self._target or (narrower <= radius / _REACH and now.fall > 0):
                     break
-        if now.damping <= self._least:  # the whole step fits: the radius is its length
-            now = Trial(
-                min(now.radius, 2 * self._length(self._least)), now.damping, now.delta, now.rho, now.fall, now.model
-            )
+        if now.damping <= self._side.least:  # the whole step fits: the radius is its length
+            now = replace(now, radius=min(now.radius, 2 * now.length))
         return now
 
     def _narrower(self, radius: float) -> Iterator[float]:
@@ -138,8 +140,9 @@ class _Search:
             yield narrower
 
     def _trial(self, radius: float) -> Trial:
-        roots, lam = self._roots, self._damping(radius)
+        roots, lam = self._roots, self._side.damping(self._coordinates, radius, self._near)
         self.trials += 1
+        self._near = lam
         delta = self._side.solve(self._coordinates, lam).neg_()
         along = roots.rows @ delta
         a, norm = self._bend(delta, along, lam), torch.linalg.vector_norm
@@ -150,9 +153,9 @@ class _Search:
         bent = delta + (a.mul_(_BEND / share) if share > _BEND else a)
         fall = self._run.value - self._run.f(bent)
         if not math.isfinite(fall):
-            return Trial(radius, lam, bent, -math.inf, -math.inf, model)
+            return Trial(radius, length, lam, bent, -math.inf, -math.inf, model)
         rho = fall / -model if model < 0 else -1.0
-        return Trial(radius, lam, bent, rho, fall, min(self._model(bent, roots.rows @ bent).item(), model))
+        return Trial(radius, length, lam, bent, rho, fall, min(self._model(bent, roots.rows @ bent).item(), model))
 
     def _model(self, delta: Tensor, along: Tensor) -> Tensor:
         """½δ'Bδ + ∇f'δ, with Rδ at hand."""
@@ -163,18 +166,3 @@ class _Search:
         """a, which may be more than a correction."""
         second = (2 / _PROBE) * (self._roots.change(_PROBE * delta) / _PROBE - along)
         return self._side.solve(self._side.of_rows(second), lam).mul_(-0.5)
-
-    def _damping(self, radius: float) -> float:
-        """λ with ‖δ(λ)‖ = Δ, by bisection of its logarithm; the least where the whole step is shorter."""
-        low = self._least
-        if self._length(low) <= radius:
-            return low
-        high = max(self._side.largest, low) * 10
-        while self._length(high) > radius:
-            high *= 100
-        for _ in range(60):
-            middle = (low * high) ** 0.5
-            low, high = (middle, high) if self._length(middle) > radius else (low, middle)
-            if high < 1.001 * low:
-                break
-        return high
