@@ -5,8 +5,9 @@
     python benchmarks/physics.py published ../shared/data/pinns               the published curves, reduced
     python benchmarks/physics.py page                                         tables and figures, in docs/physics.md
 
-`--problems` chooses some by the beginnings of their names, `--only` chooses methods. Seconds are those of the processor, of
-one thread and of updates alone. The equations are declared in benchmarks/equations.py.
+`--problems` chooses some by the beginnings of their names, `--only` chooses methods, of which `levenberg-marquardt` wants
+`pip install torch-levenberg-marquardt`. Seconds are those of the processor, of one thread and of updates alone. The
+equations are declared in benchmarks/equations.py.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.optimize
 import torch
-from scipy.optimize import minimize
 from torch import Tensor, nn
 
 import shf
@@ -113,9 +114,80 @@ def bfgs(problem: Problem, model: nn.Module, _: float) -> Step:
             return loss.item(), torch.cat([g.reshape(-1) for g in gradient]).numpy()
 
         start = nn.utils.parameters_to_vector(parameters).detach().numpy().copy()
-        found = minimize(f, start, jac=True, method="BFGS", options={"maxiter": 50, "gtol": 0.0, "hess_inv0": inverse})
+        found = scipy.optimize.minimize(
+            f, start, jac=True, method="BFGS", options={"maxiter": 50, "gtol": 0.0, "hess_inv0": inverse}
+        )
         inverse = (found.hess_inv + found.hess_inv.T) / 2
         nn.utils.vector_to_parameters(torch.from_numpy(found.x), parameters)
+
+    return step
+
+
+class Residuals(nn.Module):
+    """An equation's terms as outputs of one batch, of which half the sum of squares is the objective: for methods that
+    know only that. A row is (x, target, number of its term, scale)."""
+
+    def __init__(self, problem: Problem, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.terms = model, problem.terms()
+
+    def rows(self, points: Any) -> Tensor:
+        found = []
+        for k, (name, term) in enumerate(self.terms.items()):
+            x, target = points[name]
+            scale = (2 * term.weight / len(x)) ** 0.5
+            found.append(torch.cat([x, target, torch.tensor([[k, scale]], dtype=x.dtype).expand(len(x), 2)], 1))
+        return torch.cat(found)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        x, target, number, scale = rows[:, :-3], rows[:, -3:-2], rows[:, -2:-1], rows[:, -1:]
+        outputs = [term.forward(self.model, x) for term in self.terms.values()]  # type: ignore[misc]
+        return scale * (torch.where(number == 0, *outputs) - target)
+
+
+def least_squares(problem: Problem, model: nn.Module, _: float) -> Step:
+    """SciPy's trust region for sums of squares, at most 25 evaluations at a time; J case by case, by torch.func."""
+    residuals = Residuals(problem, model)
+    names, parameters = zip(*residuals.named_parameters(), strict=True)
+    shapes = [p.shape for p in parameters]
+
+    def outputs(theta: Tensor, rows: Tensor) -> Tensor:
+        pieces = theta.split([shape.numel() for shape in shapes])
+        named = {name: t.view(shape) for name, t, shape in zip(names, pieces, shapes, strict=True)}
+        return torch.func.functional_call(residuals, named, (rows,))  # type: ignore[no-any-return]
+
+    def of_case(theta: Tensor, row: Tensor) -> Tensor:
+        return outputs(theta, row[None]).squeeze()
+
+    by_case = torch.func.vmap(torch.func.grad(of_case), (None, 0))
+
+    def step(points: Any, _: Any) -> None:
+        rows, start = residuals.rows(points), nn.utils.parameters_to_vector(parameters).detach().numpy().copy()
+        found = scipy.optimize.least_squares(
+            lambda theta: outputs(torch.from_numpy(theta), rows).detach().squeeze(1).numpy(),
+            start,
+            lambda theta: by_case(torch.from_numpy(theta), rows).detach().numpy(),
+            x_scale="jac",
+            max_nfev=25,
+            ftol=None,
+            xtol=None,
+            gtol=1e-15,
+        )
+        nn.utils.vector_to_parameters(torch.from_numpy(found.x), parameters)
+
+    return step
+
+
+def levenberg_marquardt(problem: Problem, model: nn.Module, _: float) -> Step:
+    """The package torch-levenberg-marquardt, at its defaults."""
+    from torch_levenberg_marquardt.training import LevenbergMarquardtModule
+
+    residuals = Residuals(problem, model)
+    trained = LevenbergMarquardtModule(residuals)
+
+    def step(points: Any, _: Any) -> None:
+        rows = residuals.rows(points)
+        trained.training_step(rows, torch.zeros(len(rows), 1, dtype=rows.dtype))
 
     return step
 
@@ -130,6 +202,8 @@ def methods(problem: Problem) -> list[Method]:
         Method("soap", 0, partial(by_gradient, soap, problem), RATES),
         Method("lbfgs", 0, partial(by_gradient, lbfgs, problem), (1.0,)),
         Method("bfgs", 0, partial(bfgs, problem)),
+        Method("least-squares", 0, partial(least_squares, problem)),
+        Method("levenberg-marquardt", 0, partial(levenberg_marquardt, problem)),
     ]
 
 
