@@ -1,15 +1,16 @@
 """Differential equations for networks to solve: points, residuals and solutions, as data (benchmarks/physics.py).
 
 The first eight are those of the K-FAC-for-PINNs study (Dangel, Müller, Zeinhofer, 2024): ½ mean(interior residual²) +
-½ mean(boundary residual²), tanh networks in double precision with torch's initialisation. The other four have 20-20-20
-units and 3000 + 300 points. Derivatives by the inputs are carried forwards through the layers, for every method.
+½ mean(boundary residual²), tanh networks in double precision with torch's initialisation. The last four equations have
+20-20-20 units and 3000 + 300 points, Burgers' also with new points in every step. Derivatives by the inputs are carried
+forwards through the layers, for every method.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
 from typing import Any
@@ -260,6 +261,7 @@ PROBLEMS: Mapping[str, Problem] = {
     "poisson2d-116865": sines("wide"),
     "poisson2d-cos-116865": of_cosines("wide", 2),
     "burgers": burgers(),
+    "burgers-new-points": replace(burgers(), fresh=True),
     "allen-cahn": allen_cahn(),
     "helmholtz": helmholtz(),
     "convection": convection(),
