@@ -179,7 +179,8 @@ def _options(draw: random.Random) -> dict[str, Any]:
         "max_rejections": None,
         "nonfinite": draw.choice(("raise", "skip")),
     }
-    return {**options, "cg_noise": None if options["noise_every"] is None else 0.5}
+    heard = None if options["noise_every"] is None else 0.5
+    return {**options, "cg_noise": heard, "cg_survival": heard}
 
 
 def draw_problem(seed: int) -> Drawn:

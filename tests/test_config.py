@@ -26,6 +26,7 @@ OUT_OF_RANGE = {
     "damping_rule": (["heldout", None, True], "one of 'batch', 'held-out'"),
     "cg_worth": ([None, "yes", 1], "True or False"),
     "cg_noise": ([-0.1, 1.0, NAN, "0.3", True], "a number at least 0 and below 1, or None"),
+    "cg_survival": ([0.0, 1.0, NAN, "0.05", True], "a number greater than 0 and below 1, or None"),
     "averaging": ([-0.1, 1.0, NAN, None, "always"], "a number at least 0 and below 1, or 'auto'"),
     "noise_every": ([0, -1], "at least 1 or None"),
     "damping_rise": ([0, 0.5, NAN, INF, None, True], "a number at least 1"),
@@ -74,7 +75,7 @@ OWN_OF_HF = {
     "iterate_spacing": ([1.0, 0.5, INF, None], "a number greater than 1"),
 }
 NOT_OF_HF = {
-    *("damping_rule", "cg_worth", "cg_noise", "curvature_batch", "curvature_rows"),
+    *("damping_rule", "cg_worth", "cg_noise", "cg_survival", "curvature_batch", "curvature_rows"),
     *("noise_every", "factor_average", "factor_every", "target_ratio", "decay_direction"),
 }
 """A second batch and its noise have no place where one step sees all of the data."""
@@ -268,6 +269,7 @@ def test_defaults_are_those_of_the_paper():
         "cg_iterations": 3,
         "cg_worth": False,
         "cg_noise": None,
+        "cg_survival": None,
         "curvature_batch": None,
         "curvature_rows": "block",
         "delta_momentum": "start",

@@ -105,6 +105,7 @@ CASES = {
         where={**OVERSHOOTING, "noise_every": 1},
         vanishes={"noise_every": 1, "cg_iterations": 1},
     ),
+    "cg_survival": Case((None, 0.99), (None, 0.99), vanishes={"cg_iterations": 1}),
     # seen in `averaged` and in `StepInfo` alone
     "averaging": Case((), (0.0, 0.9)),
     "noise_every": Case((), (None, 1)),

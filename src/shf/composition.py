@@ -11,7 +11,7 @@ from shf.averaging import Averaging
 from shf.component import Check, Component, Role, plain
 from shf.damping import Damping
 from shf.info import StepInfo
-from shf.linear import Caution, DecayStep, LinearSolver, Momentum, Stopping
+from shf.linear import Caution, DecayStep, LinearSolver, Momentum, Stopping, Survival
 from shf.local import Local
 from shf.method import Method
 from shf.preconditioners import Kronecker, Preconditioner, Work
@@ -157,17 +157,23 @@ class Config:
         """β, and of that the share which the average lets be made."""
         return float(numbers["update_scale"]) * self.part(Averaging).share(numbers)
 
-    def finish(self, method: Method, move: Move, info: StepInfo, here: Local) -> StepInfo:
-        """The step is done: what the parts remember of it, and what they still evaluated."""
-        method.damping.moved(move, info.loss_before - info.loss_after, here)
+    def finish(self, method: Method, move: Move, info: StepInfo, here: Local, scale: float) -> StepInfo:
+        """The step is done: what the parts remember of it, and what they still evaluated. f over `scale` is a mean."""
+        numbers, fall = here.memory.numbers, info.loss_before - info.loss_after
+        method.damping.moved(move, fall, here)
         looks = self.part(Averaging).update(move.after, here)
-        here.memory.keep(**self.part(Caution).after(here.memory.numbers, info.reduction_ratio, info.gradient_noise))
+        of_mean = [number / scale for number in (info.loss_before, fall, here.noise)]
+        here.memory.keep(
+            **self.part(Caution).after(numbers, info.reduction_ratio, info.gradient_noise),
+            **self.part(Survival).after(numbers, self.update_scale(numbers), *of_mean),
+        )
         return dataclasses.replace(info, evaluations=info.evaluations + looks) if looks else info
 
     def method(self, memory: Memory, curvature_share: float) -> Method:
         """Algorithm 1 of one step."""
         solver, decay = self.part(LinearSolver), self.parts.get("decay")
         most = self.part(Caution).limit(getattr(solver, "iterations", 1), memory.numbers)
+        most = self.part(Survival).limit(most, memory.numbers)
         return Method(
             damping=self.part(Damping),
             preparation=self.part(Preconditioner).begin(memory, Work(most, curvature_share)),

@@ -78,7 +78,8 @@ class Iteration:
             epoch_steps=numbers["epoch_steps"] + 1,
             **guards.count(numbers, info, batch, described),
         )
-        info = self.config.finish(method, Move(theta, theta_next, accepted=info.accepted), info, here)
+        move = Move(theta, theta_next, accepted=info.accepted)
+        info = self.config.finish(method, move, info, here, problem.part.scale)
         with all_or_nothing(network, theta, self.state, self.group, self.last):
             assign_(network, theta_next)
             network.assign_buffers_(problem.buffers)

@@ -25,6 +25,7 @@ class Options(TypedDict, total=False):
     target_ratio: float
     cg_worth: bool
     cg_noise: float | None
+    cg_survival: float | None
     curvature_batch: int | None
     curvature_rows: str
     delta_momentum: str

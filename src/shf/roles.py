@@ -19,6 +19,7 @@ from shf.linear import (
     Momentum,
     RelativeProgress,
     Rows,
+    Survival,
     TrustRegion,
 )
 from shf.model.steady import StructuralDamping
@@ -74,6 +75,7 @@ SHF: Mapping[str, Role] = {
     ),
     "stopping": Role.of(MarginalValue),
     "caution": Role.of(Caution),
+    "survival": Role.of(Survival),
     "curvature": Role.of(CurvatureBatch),
     "momentum": Role.of(Momentum),
     "update": Role.of(Update),

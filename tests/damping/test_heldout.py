@@ -301,7 +301,7 @@ def test_a_loss_without_curvature_is_not_looked_at_for_ever():
 
 
 @pytest.mark.parametrize(
-    "name", ["damping_rule", "cg_worth", "cg_noise", "noise_every", "curvature_batch", "factor_every"]
+    "name", ["damping_rule", "cg_worth", "cg_noise", "cg_survival", "noise_every", "curvature_batch", "factor_every"]
 )
 def test_the_batch_method_does_not_have_it(name):
     with pytest.raises(TypeError, match=rf"HF\(\) has no option '{name}'"):

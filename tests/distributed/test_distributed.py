@@ -93,6 +93,7 @@ OPTIONS = {
         "damping_rise": 2.0,
         "noise_every": 1,
         "cg_noise": 0.5,
+        "cg_survival": 0.9,
         "cg_worth": True,
         "averaging": 0.9,
     },

@@ -4,6 +4,7 @@ from shf.linear.decaystep import DecayStep
 from shf.linear.exact import Auto, Dense, Rows
 from shf.linear.solver import CG, LinearSolver
 from shf.linear.stopping import Caution, MarginalValue, RelativeProgress, Stopping
+from shf.linear.survival import Survival
 from shf.linear.system import LinearSystem
 from shf.linear.trustregion import TrustRegion
 from shf.linear.warmstart import Momentum
@@ -21,5 +22,6 @@ __all__ = [
     "RelativeProgress",
     "Rows",
     "Stopping",
+    "Survival",
     "TrustRegion",
 ]
