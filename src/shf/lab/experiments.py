@@ -1,4 +1,5 @@
-"""The paper's experiments as data: what is learned, by which network, with which settings, and what the paper reports.
+"""What an experiment is: what is learned, by which network, with which settings, and what the paper reports. The paper's
+are in ``experiments.toml``.
 
 This module does not import torch.
 `shf.lab.problem` turns an `Experiment` into a model, a loss and data.
@@ -7,9 +8,11 @@ This module does not import torch.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
@@ -113,170 +116,9 @@ def find(name: str) -> Experiment:
         raise ExperimentError(f"experiment {name!r} is unknown; {suggest(name, EXPERIMENTS)}") from None
 
 
-_DROPOUT = " with dropout on the inputs and the last hidden layer"
-_ERRORS = "errors of 10,000 at epoch 500"
-_MNIST: dict[str, Any] = {
-    "data": "mnist",
-    "sizes": (784, 1200, 1200, 10),
-    "epochs": 500,
-    "metric": "test_errors",
-    "minutes": 180,
-}
-_USPS: dict[str, Any] = {
-    "data": "usps",
-    "sizes": (256, 500, 500, 10),
-    "epochs": 1000,
-    "metric": "test_error_percent",
-    "minutes": 10,
-}
-_REUTERS: dict[str, Any] = {
-    "data": "reuters",
-    "sizes": (18933, 65),
-    "epochs": 1000,
-    "metric": "test_error_percent",
-    "minutes": 6,
-    "paper_note": "curves only, no figure in the text",
-}
-_CURVES: dict[str, Any] = {"data": "curves", "sizes": (784, 400, 200, 100, 50, 25, 6), "epochs": 250, "minutes": 140}
-_PIXELS: dict[str, Any] = {
-    "data": "mnist-autoencoder",
-    "sizes": (784, 1000, 500, 250, 30),
-    "epochs": 100,
-    "minutes": 1000,
-}
+def _registered() -> Iterator[Experiment]:
+    content = tomllib.loads(resources.files("shf.lab").joinpath("experiments.toml").read_text(encoding="utf-8"))
+    return (Experiment.from_json({"name": name, **fields}) for name, fields in content.items())
 
 
-def _classifier(name: str, summary: str, *, dropped: float | None = None, **rest: Any) -> Experiment:
-    """SHF on a rectifier classifier: gradient 1000, curvature 100, ζ 3; dropout, of the inputs by this much, lowers the
-    decay and adds β."""
-    settings: dict[str, Any] = {"damping": 1.0, "cg_iterations": 3, "curvature_batch": 100}
-    decay = 5e-4
-    if dropped is not None:
-        settings["update_decay"], decay = 0.998, 2e-5
-        rest |= {"input_dropout": dropped, "hidden_dropout": 0.5 if len(rest["sizes"]) > 2 else 0.0}
-    return Experiment(
-        name=name,
-        summary=summary,
-        task=Task.CLASSIFIER,
-        gradient_batch=1000,
-        figure="Figure 2",
-        settings=settings,
-        shared_settings={"weight_decay": decay},
-        bias=0.1,
-        **rest,
-    )
-
-
-def _autoencoder(name: str, summary: str, *, batch: int, damping: float, cg: int, **rest: Any) -> Experiment:
-    """SHF on a logistic autoencoder: curvature batch = gradient batch, no decay, γ off when training diverges."""
-    settings = {"damping": damping, "cg_iterations": cg, "curvature_batch": batch, "momentum_off_on_divergence": True}
-    return Experiment(
-        name=name,
-        summary=f"{summary} and back, logistic units, linear code",
-        task=Task.AUTOENCODER,
-        gradient_batch=batch,
-        settings=settings,
-        metric="train_squared_error",
-        figure="Table 1, Figure 3",
-        paper_note="Table 1 does not give its unit: ½‖x-x̂‖² or ‖x-x̂‖² per training case",
-        **rest,
-    )
-
-
-def _table_one(*errors: float) -> dict[str, float]:
-    """One row of the paper's Table 1 under our names of the methods."""
-    return dict(zip(("nag", "momentum-0.99", "momentum-0.9", "sgd", "sgd-vi", "hf", "shf"), errors, strict=True))
-
-
-_ALL = (
-    _classifier(
-        "mnist-classifier",
-        "MNIST digits, 784-1200-1200-10 rectifiers",
-        paper={"shf": 159.0},
-        paper_note=_ERRORS,
-        **_MNIST,
-    ),
-    _classifier(
-        "mnist-classifier-dropout",
-        "MNIST digits" + _DROPOUT,
-        dropped=0.5,
-        paper={"shf": 107.0},
-        paper_note=_ERRORS,
-        **_MNIST,
-    ),
-    _classifier(
-        "usps-classifier",
-        "USPS digits, 256-500-500-10 rectifiers",
-        paper_note="without dropout SHF overfits; no figure in the text",
-        **_USPS,
-    ),
-    _classifier(
-        "usps-classifier-dropout",
-        "USPS digits" + _DROPOUT,
-        dropped=0.5,
-        paper={"shf": 0.95},
-        paper_note="mean of five splits: 1, 1.1, 0.8, 0.9, 0.97 %",
-        **_USPS,
-    ),
-    _classifier("reuters-classifier", "Reuters-21578, softmax regression 18933-65", **_REUTERS),
-    _classifier(
-        "reuters-classifier-dropout", "Reuters-21578, softmax regression with input dropout", dropped=0.2, **_REUTERS
-    ),
-    _autoencoder(
-        "curves-autoencoder",
-        "CURVES, 784-400-200-100-50-25-6",
-        batch=2000,
-        damping=10.0,
-        cg=25,
-        paper=_table_one(0.078, 0.110, 0.220, 0.250, 0.160, 0.110, 0.089),
-        **_CURVES,
-    ),
-    _autoencoder(
-        "mnist-autoencoder",
-        "MNIST pixels, 784-1000-500-250-30",
-        batch=3000,
-        damping=1.0,
-        cg=50,
-        paper=_table_one(0.730, 0.770, 0.990, 1.100, 0.900, 0.780, 0.877),
-        evaluation_cases=10_000,
-        **_PIXELS,
-    ),
-    Experiment(  # not one of the paper's: on it λ = 10 would not move anything for many epochs
-        name="curves-demo",
-        summary="4000 generated curves, 784-200-100-50-6 and back: small, not one of the paper's",
-        task=Task.AUTOENCODER,
-        data="curves",
-        data_options={"train": 4000, "test": 1000},
-        sizes=(784, 200, 100, 50, 6),
-        epochs=60,
-        gradient_batch=800,
-        metric="train_squared_error",
-        figure="",
-        minutes=2,
-        settings={
-            "damping": 0.3,
-            "damping_factor": 0.95,
-            "cg_iterations": 10,
-            "curvature_batch": 100,
-            "cg_decay": 0.95,
-        },
-        evaluation_cases=1000,
-    ),
-    Experiment(  # of `shf demo`: more places are unseen than seen, and the errors on both go down together
-        name="terrain-demo",
-        summary="Elevation at unseen places from 20,000 others, 2-64-64-64-1: for the demonstration, not one of the paper's",
-        task=Task.REGRESSION,
-        data="terrain",
-        sizes=(2, 64, 64, 64, 1),
-        epochs=60,
-        gradient_batch=1000,
-        metric="test_rms_error",
-        figure="",
-        minutes=1,
-        settings={"damping": 1.0, "cg_iterations": 10, "curvature_batch": 500},
-        initialisation="torch",
-        reshuffle=True,
-    ),
-)
-
-EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType({experiment.name: experiment for experiment in _ALL})
+EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType({experiment.name: experiment for experiment in _registered()})
