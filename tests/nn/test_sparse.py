@@ -138,7 +138,7 @@ class TestSparseDropout:
         torch.testing.assert_close(drop.eval()(csr).to_dense(), 0.5 * X)
 
     def test_torch_convention_scales_in_training(self, X: Tensor) -> None:
-        drop = classifier((30, 3), input_dropout=0.75, sparse_input=True, convention="torch").input_dropout
+        drop = SparseDropout(0.75, training_scale=4.0, evaluation_scale=1.0)
         ratio = drop(X.to_sparse_csr()).values() / X.to_sparse_csr().values()
         assert ratio.unique().tolist() == [0.0, pytest.approx(4.0)]
         torch.testing.assert_close(drop.eval()(X.to_sparse_csr()).to_dense(), X)

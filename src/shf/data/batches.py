@@ -37,10 +37,6 @@ class CurvatureBatch(Component):
     def rows(self, total: int, epoch: int) -> Tensor | None:
         return curvature_rows(total, self.size, epoch, strided=self.order == "strided")
 
-    def share(self, total: int) -> float:
-        """Of the batch's rows."""
-        return 1.0 if self.size is None else min(1.0, self.size / total)
-
 
 def curvature_rows(rows: int, size: int | None, epoch: int, *, strided: bool = False) -> Tensor | None:
     """The curvature batch of epoch e: rows (eC + i) mod B for i < C, so that it passes through every row in B/C epochs.

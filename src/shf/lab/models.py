@@ -37,7 +37,6 @@ def classifier(
     input_dropout: float = 0.0,
     hidden_dropout: float = 0.0,
     dropout: str = "last",
-    convention: str = "paper",
     sparse_input: bool = False,
 ) -> nn.Sequential:
     """A rectifier network of the given layer sizes; two sizes make softmax regression.
@@ -47,19 +46,17 @@ def classifier(
         input_dropout: the probability of dropping an input.
         hidden_dropout: the probability of dropping a hidden unit.
         dropout: where hidden units are dropped: in the "last" hidden layer (SHF, dSGD-l) or in "all" of them (dSGD-a).
-        convention: "paper" (mean network at test time) or "torch" (scaled up in training).
         sparse_input: take CSR batches and never make them dense.
     """
     _check_sizes("classifier", sizes)
-    for name, given, allowed in (("dropout", dropout, ("last", "all")), ("convention", convention, ("paper", "torch"))):
-        if given not in allowed:
-            raise ValueError(f"classifier({name}={given!r}): must be one of {', '.join(allowed)}")
+    if dropout not in ("last", "all"):
+        raise ValueError(f"classifier(dropout={dropout!r}): must be one of last, all")
     for name, p in (("input_dropout", input_dropout), ("hidden_dropout", hidden_dropout)):
         if not 0.0 <= p < 1.0:
             raise ValueError(f"classifier({name}={p}): must be in [0, 1)")
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     if input_dropout:
-        layers["input_dropout"] = _dropout(input_dropout, convention, sparse_input)
+        layers["input_dropout"] = _dropout(input_dropout, sparse_input)
     last = len(sizes) - 1
     for k, (n_in, n_out) in enumerate(pairwise(sizes), start=1):
         layers[f"linear{k}"] = SparseLinear(n_in, n_out) if sparse_input and k == 1 else nn.Linear(n_in, n_out)
@@ -67,7 +64,7 @@ def classifier(
             break
         layers[f"rectifier{k}"] = nn.ReLU()
         if hidden_dropout and (dropout == "all" or k == last - 1):
-            layers[f"dropout{k}"] = _dropout(hidden_dropout, convention, sparse=False)
+            layers[f"dropout{k}"] = PaperDropout(hidden_dropout)
     return nn.Sequential(layers)
 
 
@@ -113,11 +110,8 @@ def incoming_weights(layer: WeightLayer) -> Tensor:
     return layer.weight.T if isinstance(layer, SparseLinear) else layer.weight
 
 
-def _dropout(p: float, convention: str, sparse: bool) -> nn.Module:
-    if sparse:
-        training, evaluation = (1.0, 1.0 - p) if convention == "paper" else (1.0 / (1.0 - p), 1.0)
-        return SparseDropout(p, training_scale=training, evaluation_scale=evaluation)
-    return PaperDropout(p) if convention == "paper" else nn.Dropout(p)
+def _dropout(p: float, sparse: bool) -> nn.Module:
+    return SparseDropout(p, training_scale=1.0, evaluation_scale=1.0 - p) if sparse else PaperDropout(p)
 
 
 def _check_sizes(name: str, sizes: Sequence[int]) -> None:

@@ -17,20 +17,6 @@ Path = CGResult
 iterates themselves were handed to `Run.visit`."""
 
 
-def unknown(delta: Tensor) -> float:
-    """f where nobody evaluates it."""
-    return math.nan
-
-
-def forgotten(name: str, default: float) -> float:
-    """Nothing is remembered."""
-    return default
-
-
-def forget(name: str, number: float) -> None:
-    """Nothing is to be remembered."""
-
-
 @dataclass(frozen=True)
 class Run:
     """What one run of a solver is given besides the system.
@@ -49,14 +35,14 @@ class Run:
     """
 
     visit: Visit
-    f: Callable[[Tensor], float] = unknown
+    f: Callable[[Tensor], float] = lambda delta: math.nan
     value: float = math.nan
     keep: Callable[[int], bool] = keep_all
     stop: Callable[[Sequence[float]], bool] = never
     precondition: LinearMap = identity
     most: int = sys.maxsize
-    recall: Callable[[str, float], float] = forgotten
-    remember: Callable[[str, float], None] = forget
+    recall: Callable[[str, float], float] = lambda name, default: default
+    remember: Callable[[str, float], None] = lambda name, number: None
 
 
 @dataclass(frozen=True, kw_only=True)

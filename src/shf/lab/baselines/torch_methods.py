@@ -61,7 +61,7 @@ class TorchMethod(OnObjective):
             optimizer.load_state_dict(its)
 
 
-class LBFGSMethod(OnObjective):
+class LBFGSMethod(TorchMethod):
     """Full-batch L-BFGS with a strong Wolfe line search; one step is `iterations` iterations on all batches.
 
     With dropout, one set of masks is drawn per step, so that the line search sees one function. The end of a step and the
@@ -69,10 +69,10 @@ class LBFGSMethod(OnObjective):
     """
 
     def __init__(self, objective: TrainingObjective, *, iterations: int, history: int) -> None:
-        super().__init__(objective)
-        self.optimizer = torch.optim.LBFGS(
+        lbfgs = torch.optim.LBFGS(
             objective.parameters, max_iter=iterations, history_size=history, line_search_fn="strong_wolfe"
         )
+        super().__init__(objective, [lbfgs])
 
     def step(self, inputs: Iterable[tuple[Any, Any]], targets: Any = None) -> dict[str, float]:
         passes, batches = 0, 0
@@ -85,16 +85,10 @@ class LBFGSMethod(OnObjective):
                 p.grad = g
             return f
 
-        f = float(self.optimizer.step(closure))
-        self.optimizer.zero_grad()
+        (optimizer,) = self.optimizers
+        f = float(optimizer.step(closure))
+        optimizer.zero_grad()
         return {"objective": f, **costs(gradients=passes * batches)}
-
-    def state_dict(self) -> State:
-        return {**super().state_dict(), "optimizer": copy.deepcopy(self.optimizer.state_dict())}
-
-    def load_state_dict(self, state: State) -> None:
-        super().load_state_dict(state)
-        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
 
 
 def momentum_schedule(t: int, maximum: float, *, final_from: float = math.inf) -> float:
