@@ -4,6 +4,7 @@ With PYTHONPATH=OTHER/src it counts another version. `--rounds 0` leaves the clo
 """
 
 import argparse
+import ast
 import statistics
 import subprocess
 import sys
@@ -32,19 +33,89 @@ BEGAN = "f8e3a0f"
 """Version 0.1.0, with which the source is compared."""
 SINCE = {
     "estimators": ("sklearn",),
-    "integrations": ("integrations",),
-    "closures": ("closure.py",),
-    "several terms": ("terms.py", "problems/sum.py"),
-    "exact solvers": (
-        *("linear/exact.py", "linear/roots.py", "linear/trustregion.py", "problems/roots.py"),
-        *("model/rowjacobian.py", "model/linearuses.py"),
+    "integrations": ("integrations", "groups.py:page"),
+    "closures": (
+        *("closure.py", "groups.py:refuse_incomplete", "probing/layout.py:calls_along_rows"),
+        *("objective.py:Objective._of_closures", "objective.py:Objective._pieces_of_closure"),
     ),
-    "decay direction": ("linear/decaystep.py",),
-    "rules for convolutions": ("model/convolution.py",),
+    "several terms": ("terms.py", "problems/sum.py", "objective.py:_is_of_pairs"),
+    "exact solvers": (
+        *("linear/exact.py", "linear/roots.py", "linear/trustregion.py", "linear/unseen.py", "problems/roots.py"),
+        *("model/rowjacobian.py", "model/linearuses.py", "hessian/expansion.py:LossExpansion.row_roots"),
+        *("problems/batch.py:BatchProblem.can_be_written_out", "problems/batch.py:BatchProblem.roots"),
+        *("problems/batches.py:BatchesProblem.roots", "problems/passes.py:Passes.roots", "problems/system.py:_roots"),
+        *(
+            "linear/system.py:LinearSystem.written_out",
+            "linear/system.py:LinearSystem._instead",
+            "linear/system.py:_gib",
+        ),
+        *("runtime/diagnosis.py:diagnose_held", "runtime/guards.py:_is_held"),
+    ),
+    "losses that are not convex": (
+        *("hessian/blocks.py", "hessian/fisher.py", "losses.py:Loss.tell", "losses.py:_mean_and_variance"),
+        *(
+            f"hessian/expansion.py:LossExpansion.{n}"
+            for n in ("_indefinite", "_curved", "_positive", "_differentiated")
+        ),
+        *(f"hessian/expansion.py:LossExpansion.{n}" for n in ("_curve", "_tell")),
+    ),
+    "decay direction": (
+        *("linear/decaystep.py", "preconditioners/kronecker.py:Renewal.decay_step"),
+        "preconditioners/factors.py:invert_undamped",
+    ),
+    "averages that listen": (
+        *(f"averaging.py:{n}" for n in ("Averaging._listen", "Averaging.share", "Averaging.serves", "_relative_gain")),
+        *("averaging.py:exchange_", "base.py:CurvatureOptimizer.eval", "base.py:CurvatureOptimizer.train"),
+        *("base.py:CurvatureOptimizer._exchange", "base.py:CurvatureOptimizer._average_serves"),
+    ),
+    "rules for convolutions": (
+        *("model/convolution.py", "model/layersquares.py:_is_depthwise", "model/layersquares.py:_depthwise_per_case"),
+        *("model/layersquares.py:_correlated", "model/layersquares.py:_seen_at"),
+    ),
     "rows that mix": ("model/shares.py",),
-    "models that differentiate": ("model/evaluation.py",),
+    "models that differentiate": (
+        *(
+            "model/evaluation.py",
+            "probing/layout.py:_evaluate_alike",
+            "preconditioners/kronecker.py:_warn_of_uncovered",
+        ),
+    ),
+    "zeros that nobody keeps": (
+        *("model/zeros.py", "model/secondgraph.py:without_cotangents", "model/secondgraph.py:cotangent"),
+        "model/secondgraph.py:_place",
+    ),
+    "what a model is made of, remembered": ("model/fingerprint.py", "model/network.py:Network.once"),
+    "outputs that are no tensor": ("model/network.py:call_for_tensor", "model/network.py:_named"),
+    "loaders with workers": (
+        *("data/growing.py:_Order", "data/growing.py:_Columns", "data/growing.py:_refuse_loading"),
+    ),
+    "states of other options": ("composition.py:Config.in_words", "composition.py:Config.others"),
+    "parts given as objects": ("component.py:_refuse_beside", "solvers.py"),
+    "precisions that differ": ("probing/losses.py:explained_dtypes", "probing/losses.py:_warn_of_lost_precision"),
+    "a step in words": ("info.py:StepInfo.__str__", "info.py:StepInfo.asdict"),
+    "regression on a map": (
+        *("lab/data/terrain.py", "lab/data/datasets.py:_terrain", "lab/data/fetching.py:_terrain_status"),
+        *("lab/models.py:regressor", "lab/evaluation.py:_maps"),
+    ),
+    "the original CURVES, fetched": (
+        *("lab/data/fetching.py:fetch_original", "lab/data/fetching.py:_check_original"),
+        "lab/data/curves.py:pca_left",
+    ),
+    "claims decided": (
+        *(f"lab/rerun/claims.py:{n}" for n in ("Earlier", "Claim._by_earlier")),
+        *(
+            f"lab/rerun/judges.py:{n}"
+            for n in ("planned", "within", "settled", "last_at_most", "rises_steadily", "_is_steady")
+        ),
+        *(f"lab/rerun/judges.py:{n}" for n in ("vanishes", "sooner_to", "lower_in_equal_time", "share_a_clock", "_at")),
+        *(f"lab/rerun/judges.py:{n}" for n in ("competitive", "calmer")),
+        *("lab/rerun/page.py:open_claims", "lab/rerun/page.py:curves_table", "lab/rerun/queue.py:lacking_checkpoints"),
+        "lab/rerun/entries.py:_fitted",
+    ),
+    "clocks that go wrong": ("lab/clock.py",),
 }
-"""Modules and rooms for what version 0.1.0 did not do, by that. What that took in other modules is not here."""
+"""Modules, rooms and definitions (file:name) for what version 0.1.0 did not do, by that. What it took inside of other
+definitions is not here."""
 
 
 def _lines(path: Path) -> int:
@@ -58,13 +129,20 @@ def lines() -> dict[str, int]:
 
 
 def since() -> dict[str, int]:
-    """Lines of the modules for what version 0.1.0 did not do."""
-    return {
-        what: sum(
-            _lines(path) for name in names for path in (FOLDER / name, *(FOLDER / name).rglob("*.py")) if path.is_file()
-        )
-        for what, names in SINCE.items()
-    }
+    """Lines of what is for something that version 0.1.0 did not do."""
+    return {what: sum(map(_lines_of, names)) for what, names in SINCE.items()}
+
+
+def _lines_of(name: str) -> int:
+    """Of a room, a module, or a definition in one."""
+    file, _, inside = name.partition(":")
+    path = FOLDER / file
+    if not inside:
+        return sum(_lines(p) for p in (path, *path.rglob("*.py")) if p.is_file())
+    node: Any = ast.parse(path.read_text(encoding="utf-8"))
+    for part in inside.split("."):
+        node = next(n for n in node.body if getattr(n, "name", None) == part)
+    return int(node.end_lineno) - min(n.lineno for n in (node, *node.decorator_list)) + 1
 
 
 def before() -> int:
@@ -261,11 +339,9 @@ def main() -> None:
     torch.set_num_threads(1)
     print("lines:", ", ".join(f"{name} {count}" for name, count in lines().items()))
     new, old = since(), before()
-    print(
-        f"  in modules for what {BEGAN} did not do: {sum(new.values())}:", ", ".join(f"{n} {k}" for n, k in new.items())
-    )
+    print(f"  for what {BEGAN} did not do: {sum(new.values())}:", ", ".join(f"{n} {k}" for n, k in new.items()))
     rest = lines()["all"] - sum(new.values())
-    print(f"  in all others: {rest}; {BEGAN} had {old}, {rest - old:+}")
+    print(f"  all others: {rest}; {BEGAN} had {old}, {rest - old:+}")
     print("largest fan-out: {} ({})".format(*fan_out()))
     graph = edges()
     print(f"edges between rooms: {len(graph)}")
