@@ -18,12 +18,15 @@ from torch.nn.functional import one_hot
 from shf.data.rows import RowAxis, even_chunks
 from shf.errors import AmbiguousRowsError
 from shf.model.jacobian import Graph, Jacobian
-from shf.model.layersquares import MOST_NUMBERS, Comparison, Use, agree, formula
+from shf.model.layersquares import MOST_NUMBERS, Comparison, Squares, Use, agree, formula
 from shf.model.network import Network
 from shf.model.recording import Call
 
 CallAxes = dict[nn.Module, list[RowAxis | None]]
 """For each module, in the order of its calls, where the rows lie in the call's input."""
+
+Formula = Callable[[nn.Module, dict[str, Tensor], list[Use]], dict[str, Squares]]
+"""See `layersquares.formula`."""
 
 _CASES_AT_ONCE = 16
 """Cases per batched backward pass of the fallback: it does the work of that many passes over as many rows."""
@@ -87,6 +90,9 @@ def squares_by_layers(
     rows: int,
     only: Collection[int] | None = None,
     also: Sequence[Tensor] = (),
+    *,
+    of_layer: Formula = formula,
+    intact: bool = True,
 ) -> tuple[Found, Sequence[Tensor | None]]:
     """One backward pass through one graph.
 
@@ -98,6 +104,8 @@ def squares_by_layers(
         rows: of the graph.
         only: the numbers of the parameters that are wanted; by default all.
         also: other tensors of the graph.
+        of_layer: squares of a layer's parameters, from its calls.
+        intact: whether it needs outputs that nobody has overwritten.
 
     Returns:
         What the layers say, and the gradients of u'z by the other tensors.
@@ -105,40 +113,39 @@ def squares_by_layers(
     network, count = jacobian.network, len(jacobian.network.names)
     wanted = list(range(count)) if only is None else sorted(only)
     layers = network.once(layers_of)
-    owners = {m: calls for m, calls in sole_owners(network, graph).items() if len(axes.get(m, ())) == len(calls)}
+    owners = {
+        m: calls
+        for m, calls in sole_owners(network, graph, intact=intact).items()
+        if len(axes.get(m, ())) == len(calls)
+    }
     if only is not None:
         owners = {m: c for m, c in owners.items() if not set(wanted).isdisjoint(layers[m].values())}
-    outputs = [c.output for calls in owners.values() for c in calls if c.output is not None and c.output.requires_grad]
+    edges = [c.edge for calls in owners.values() for c in calls if c.edge is not None]
     beside = [] if only is None else _asked_beside(graph)
-    pulled = jacobian.pull(graph, cotangents, [*also, *(graph.theta[i] for i in wanted), *outputs, *beside])
+    pulled = jacobian.pull(graph, cotangents, [*also, *(graph.theta[i] for i in wanted), *edges, *beside])
     others, pulled = pulled[: len(also)], pulled[len(also) :]
     gradient: list[Tensor | None] = [None] * count
     for i, g in zip(wanted, pulled, strict=False):
         gradient[i] = g
-    by_output = {id(z): g for z, g in zip(outputs, pulled[len(wanted) :], strict=False)}
+    by_edge = {id(e): g for e, g in zip(edges, pulled[len(wanted) :], strict=False)}
 
     squares = [
         torch.zeros_like(p) if g is None or not p.numel() else None for g, p in zip(gradient, graph.theta, strict=True)
     ]
     claims: list[tuple[int, Tensor, Comparison]] = []
     for module, own in layers.items():
-        gradients = [by_output.get(id(c.output)) for c in owners.get(module, [])]
+        gradients = [by_edge.get(id(c.edge)) for c in owners.get(module, [])]
         uses = row_uses(owners[module], axes[module], gradients, rows) if module in owners else None
         values = {name: graph.theta[i].detach() for name, i in own.items() if only is None or i in only}
         if not values or uses is None:
             continue
-        for name, square in formula(module, values, uses).items():
+        for name, square in of_layer(module, values, uses).items():
             if (g := gradient[own[name]]) is not None and g.numel():
                 claims.append((own[name], square.total, square.compared(g)))
-    accept_(squares, claims)
-    return Found(gradient, squares), others
-
-
-def accept_(squares: list[Tensor | None], claims: Sequence[tuple[int, Tensor, Comparison]]) -> None:
-    """Squares of some parameters, where their layers explain the gradient."""
     for (place, total, _), held in zip(claims, agree([compared for *_, compared in claims]), strict=True):
-        if held:
+        if held:  # the layer explains the gradient
             squares[place] = total
+    return Found(gradient, squares), others
 
 
 def layers_of(network: Network) -> dict[nn.Module, dict[str, int]]:

@@ -9,18 +9,17 @@ with random signs ε, (Σ_j ε_j s_j)², an unbiased estimate: layers by their o
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
 
 from shf.data.rows import RowAxis, even_chunks
 from shf.hessian.expansion import Signs
-from shf.model.jacobian import Graph, Jacobian
+from shf.model.jacobian import Jacobian
 from shf.model.layersquares import (
-    Comparison,
     HasPerCaseSquares,
     Squares,
     Use,
@@ -31,7 +30,7 @@ from shf.model.layersquares import (
     projects_to,
 )
 from shf.model.network import plain_gradients
-from shf.model.percase import CallAxes, accept_, layers_of, refuse_unclear_rows, row_uses, sole_owners
+from shf.model.percase import CallAxes, Found, refuse_unclear_rows, squares_by_layers
 
 GROUPS = 6
 """Of rows with random signs: the estimate's relative variance is 2 over this, or less."""
@@ -57,15 +56,14 @@ def squared_shares(jacobian: Jacobian, cotangents: Sequence[Tensor], rows: Rows)
     """J'u and Σ_j s_j², both flat; the latter in expectation. The record of calls is let go."""
     shapes, like = jacobian.network.shapes, jacobian.network.parameters[0]
     signs = _row_signs(jacobian, cotangents, rows.signs)
-    gradient: list[Tensor | None] = [None] * len(shapes.sizes)
-    squares: list[Tensor | None] = [torch.zeros_like(p) for p in jacobian.network.parameters]
+    found: Found | None = None
     for chunk, graph, part in jacobian.graphs_with(cotangents):
-        pulled, found = _by_layers(
-            jacobian, graph, part, rows.axes, signs if len(chunk) == len(signs) else signs[chunk]
-        )
-        gradient = [p if g is None else g if p is None else g + p for g, p in zip(gradient, pulled, strict=True)]
-        squares = [None if s is None or f is None else s + f for s, f in zip(squares, found, strict=True)]
+        own = partial(_of_layer, signs=signs if len(chunk) == len(signs) else signs[chunk])
+        here, _ = squares_by_layers(jacobian, graph, part, rows.axes, len(chunk), of_layer=own, intact=False)
+        found = here if found is None else found.plus(here)
         graph.calls.of.clear()
+    assert found is not None
+    gradient, squares = found
     if left := [i for i, square in enumerate(squares) if square is None]:
         _fill(squares, left, jacobian, cotangents, signs, separable=rows.separable)
     return shapes.flatten(gradient, like), shapes.flatten(squares, like)
@@ -78,33 +76,10 @@ def _row_signs(jacobian: Jacobian, cotangents: Sequence[Tensor], signs: Signs) -
     return jacobian.axis(number).to_front(drawn).reshape(jacobian.rows, -1)[:, 0]
 
 
-def _by_layers(
-    jacobian: Jacobian, graph: Graph, cotangents: Sequence[Tensor], axes: CallAxes, signs: Tensor
-) -> tuple[list[Tensor | None], list[Tensor | None]]:
-    """J'u, and the squares of the parameters whose layers explain it."""
-    network, count = jacobian.network, len(graph.theta)
-    owners = sole_owners(network, graph, intact=False)
-    owners = {m: calls for m, calls in owners.items() if len(axes.get(m, ())) == len(calls)}
-    edges: list[GradientEdge] = [c.edge for calls in owners.values() for c in calls if c.edge is not None]
-    pulled = jacobian.pull(graph, cotangents, [*graph.theta, *edges])
-    gradient, by_edge = list(pulled[:count]), dict(zip(map(id, edges), pulled[count:], strict=True))
-    squares = [
-        torch.zeros_like(p) if g is None or not p.numel() else None for g, p in zip(gradient, graph.theta, strict=True)
-    ]
-    claims: list[tuple[int, Tensor, Comparison]] = []
-    for module, calls in owners.items():
-        own = network.once(layers_of)[module]
-        values = {name: graph.theta[i].detach() for name, i in own.items()}
-        uses = row_uses(calls, axes[module], [by_edge.get(id(c.edge)) for c in calls], len(signs))
-        for name, found in (_of_layer(module, values, uses, signs) if values and uses else {}).items():
-            if (g := gradient[own[name]]) is not None and g.numel():
-                claims.append((own[name], found.total, found.compared(g)))
-    accept_(squares, claims)
-    return gradient, squares
-
-
 def _of_layer(module: nn.Module, values: dict[str, Tensor], uses: list[Use], signs: Tensor) -> dict[str, Squares]:
     """Σ_j s_j² of a layer's parameters: exactly, where there is a formula that costs no more than the gradient."""
+    if not uses:
+        return {}
     if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
         return _normalised(module.eps, values, uses[0]) if len(uses) == 1 else {}
     linear = isinstance(module, nn.Linear) and len(uses) == 1 and uses[0].a.ndim == 2
