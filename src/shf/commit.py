@@ -18,14 +18,8 @@ from shf.state import OptimizerState
 def all_or_nothing(
     network: Network, theta: Tensor, state: OptimizerState, group: MutableMapping[str, Any], last: LastSolution
 ) -> Iterator[None]:
-    """Around the writes of a step, which nothing interrupts; if one of them fails, what was written is taken back.
-
-    Args:
-        network: its parameters and buffers.
-        theta: the parameters as they are before.
-        state: the optimizer's, parameter by parameter.
-        group: whose entry "shf" has its numbers.
-        last: the last solution, where it does not lie in the state.
+    """Around the writes of a step, which nothing interrupts; if one of them fails, what was written is taken back: `theta`
+    as it was before, the optimizer's state, its numbers in `group["shf"]`, and the last solution.
     """
     buffers, numbers, solution, states = network.buffers(), group["shf"], copy.copy(last), dict(state)
     with no_interrupts():

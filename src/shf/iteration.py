@@ -22,16 +22,8 @@ from shf.update import Update
 
 @dataclass(frozen=True)
 class Iteration:
-    """What one iteration reads and writes.
-
-    Attributes:
-        config: the optimizer's parts.
-        ranks: the processes of the step.
-        state: the optimizer's, parameter by parameter.
-        group: whose entry "shf" has its numbers.
-        last: the last solution.
-        cache: what follows from the state.
-    """
+    """What one iteration reads and writes: the optimizer's parts, its state parameter by parameter, its numbers in
+    `group["shf"]`, the last solution; and a cache of what follows from them."""
 
     config: Config
     ranks: Collective
@@ -46,13 +38,8 @@ class Iteration:
         return self.group["shf"]  # type: ignore[no-any-return]
 
     def run(self, problem: SharedProblem, batch: Batch, described: str) -> StepInfo:
-        """A step of Algorithm 1 on this process's part of the vectors, and the writes that follow it.
-
-        Args:
-            problem: the step's.
-            batch: rows to describe where steps are rejected, and
-            described: what they are to the step.
-        """
+        """A step of Algorithm 1 on this process's part of the vectors, and the writes that follow it. Where steps are
+        rejected, the batch is described, as what it is to the step."""
         numbers, network, guards = self.numbers, problem.part.network, self.config.part(Guards)
         memory = Memory(network, self.state, numbers, self.cache)
         method = self.config.method(memory, problem.part.curvature_share)

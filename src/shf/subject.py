@@ -21,15 +21,7 @@ Groups = Sequence[Mapping[str, Any]]
 
 
 class Subject:
-    """A model and a loss, as an optimizer's steps meet them.
-
-    Attributes:
-        model: the module inside of wrappers.
-        loss: with its reduction.
-        select: the given rows of inputs or targets.
-        count: the number of rows.
-        forward: how the model is called.
-    """
+    """A model, taken out of its wrappers, and a loss, as an optimizer's steps meet them."""
 
     def __init__(
         self,

@@ -37,14 +37,8 @@ class Finding:
 
 
 class FailureReports:
-    """Testifies for one process and hears the others.
-
-    Args:
-        store: shared by all processes.
-        rank: this process.
-        size: how many there are.
-        grace: how long to wait for the others, in seconds.
-    """
+    """Testifies for one process, and hears the others through a store that all share; `grace` is how many seconds it waits
+    for them."""
 
     def __init__(self, store: Store, rank: int, size: int, grace: float = GRACE_SECONDS) -> None:
         self._store = store

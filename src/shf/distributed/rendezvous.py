@@ -18,13 +18,7 @@ PAUSE_SECONDS = 0.02
 
 
 def agree_on_start(store: Store, rank: int, size: int, timeout: float) -> str:
-    """Waits for all processes of this start.
-
-    Args:
-        store: shared by all processes, of this start and of earlier ones.
-        rank: this process.
-        size: how many there are.
-        timeout: seconds until those that have not come are given up.
+    """Waits for all processes of this start, at most `timeout` seconds. Those of earlier starts shared the same store.
 
     Returns:
         The name of this start, the same for every process of it and for no other.

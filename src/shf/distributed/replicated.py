@@ -116,11 +116,7 @@ class _Presence:
 
 
 class Replicated(Collective):
-    """The ranks of a process group, each with all of every vector.
-
-    Attributes:
-        channel: the messages among them.
-    """
+    """The ranks of a process group, each with all of every vector."""
 
     def __init__(self, channel: Channel, communication: Communication) -> None:
         self.channel = channel

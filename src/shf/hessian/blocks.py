@@ -146,10 +146,6 @@ def is_indefinite(product: Product, tensors: Sequence[Tensor]) -> bool:
 
     Two products, of a random u and of L''u, show the smallest eigenvalue that Lanczos' method finds in two steps, of each
     case and of all together: of two numbers a case it is the case's own.
-
-    Args:
-        product: u ↦ L''u.
-        tensors: the outputs that L depends on.
     """
     u = random_like(tensors)
     first = product(u)
@@ -169,11 +165,6 @@ def is_indefinite(product: Product, tensors: Sequence[Tensor]) -> bool:
 
 def positive_part(product: Product, tensors: Sequence[Tensor], name: str) -> PositivePart:
     """Of L'', by the finest blocks that it proves to have.
-
-    Args:
-        product: u ↦ L''u.
-        tensors: the outputs that L depends on.
-        name: the loss's, for errors.
 
     Raises:
         ValueError: if the blocks are too large to be written out.

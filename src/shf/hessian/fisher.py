@@ -14,10 +14,8 @@ class GaussianFisher(TorchFunctionMode):
         ½ (μ - μ₀)²/v₀ + ¼ (v - v₀)²/v₀²
 
     with μ₀ and v₀ their present values: its second derivative, by whatever μ and v are made of, is the Fisher information of
-    N(μ, v). That of the likelihood itself has a negative eigenvalue wherever μ is not the target.
-
-    Attributes:
-        met: whether there was one.
+    N(μ, v). That of the likelihood itself has a negative eigenvalue wherever μ is not the target. `met` says whether there
+    was one.
     """
 
     def __init__(self) -> None:

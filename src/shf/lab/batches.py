@@ -17,15 +17,8 @@ _STREAM = 0x5EED_0001
 
 
 def batch_rows(cases: int, size: int, *, seed: int, epoch: int, reshuffle: bool = False) -> tuple[Tensor, ...]:
-    """The row numbers of every gradient batch of an epoch; the last batch holds the rest.
-
-    Args:
-        cases: rows of the training part.
-        size: rows of a batch; `cases` or more gives one batch.
-        seed: the run's seed.
-        epoch: counted from 0; matters only with `reshuffle`.
-        reshuffle: cut the batches anew every epoch instead of once.
-    """
+    """The row numbers of every gradient batch of an epoch; the last batch holds the rest. They are cut once, or with
+    `reshuffle` anew in every epoch, counted from 0."""
     if cases < 1 or size < 1:
         raise ValueError(f"batch_rows(cases={cases}, size={size}): both must be at least 1")
     generator = torch.Generator().manual_seed(_mix(seed, epoch if reshuffle else 0))

@@ -71,13 +71,8 @@ class Squares(NamedTuple):
 
 
 def formula(module: nn.Module, values: dict[str, Tensor], uses: list[Use]) -> dict[str, Squares]:
-    """Of those of a layer's parameters, by name, that there is a formula for.
-
-    Args:
-        module: the layer, which treats cases apart.
-        values: its parameters.
-        uses: all its calls.
-    """
+    """Of those of a layer's parameters, by name, that there is a formula for; from all calls of the layer, which treats
+    cases apart."""
     if isinstance(module, nn.Linear) and len(uses) == 1 and uses[0].a.ndim == 2:
         return _linear(uses[0], values)
     if isinstance(module, HasPerCaseSquares) and len(uses) == 1:

@@ -18,15 +18,7 @@ from shf.runtime.interrupts import poll
 def make_system(
     part: OwnPart, whole_decay: Decay, collective: Collective, damping: float, scratch: Tensor | None
 ) -> LinearSystem:
-    """v ↦ (B + λI + λμS + W)v over all processes' rows.
-
-    Args:
-        part: this process's part of the problem.
-        whole_decay: w for every parameter.
-        collective: the processes.
-        damping: λ.
-        scratch: where this process's products may be put.
-    """
+    """v ↦ (B + λI + λμS + W)v over all processes' rows; `scratch` is where this process's products may be put."""
     size = part.network.shapes.total
     decay = Space(damping, whole_decay, collective).own_decay
     made: list[Products | None] = []

@@ -16,14 +16,7 @@ _NEGLIGIBLE = 1e-7
 
 
 def diagnose(info: StepInfo, rejections: int, batch: Batch, kind: str = "batch") -> str:
-    """A diagnosis in words of the last of `rejections` steps in a row that were rejected or skipped.
-
-    Args:
-        info: what the step returned.
-        rejections: how many.
-        batch: rows to describe.
-        kind: what these are to the step.
-    """
+    """A diagnosis in words of the last of `rejections` steps in a row that were rejected or skipped, and of its batch."""
     return (
         f"{rejections} steps in a row did not move the parameters. The last one: λ = {info.damping:.3g}"
         f"{f' ({info.damping_bound.value})' if info.damping_bound else ''}, ρ = {info.reduction_ratio:.3g}, loss "

@@ -52,13 +52,7 @@ class TrainingObjective:
         return 0.5 * self.weight_decay * torch.stack(squares).sum()
 
     def gradient(self, inputs: Any, targets: Any, *, replay: bool = False) -> tuple[float, list[Tensor]]:
-        """f and ∇f on one batch.
-
-        Args:
-            inputs: of the batch.
-            targets: of the batch.
-            replay: see the same random draws as the call before.
-        """
+        """f and ∇f on one batch; with `replay` it sees the same random draws as the call before."""
         with torch.enable_grad(), self.draws(replay=replay):
             f = self.value(inputs, targets)
         return f.item(), _gradients(f, self.parameters)

@@ -23,13 +23,7 @@ def constant(_: int) -> Mapping[str, float]:
 
 
 class TorchMethod(OnObjective):
-    """One or more torch optimizers that share a gradient.
-
-    Args:
-        objective: what is minimised.
-        optimizers: each owns some of the parameters.
-        schedule: options of their groups by the number of updates.
-    """
+    """One or more torch optimizers that share a gradient, each with some of the parameters."""
 
     remembered = ("updates",)
 

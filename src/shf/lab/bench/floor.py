@@ -33,13 +33,7 @@ class _Layer:
 
 
 class Floor:
-    """The products of a network with the given units per layer.
-
-    Args:
-        units: from inputs to outputs.
-        rows: of the gradient batch.
-        curvature_rows: of the curvature batch.
-    """
+    """The products of a network with the given units per layer, from inputs to outputs."""
 
     def __init__(self, units: Sequence[int], rows: int, curvature_rows: int) -> None:
         self._gradient = [_Layer(rows, *pair) for pair in pairwise(units)]

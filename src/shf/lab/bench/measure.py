@@ -70,13 +70,7 @@ QUICK = Pace(quick=True, repetitions=1, seconds=0.0)
 def interleaved(
     tasks: Mapping[str, Work], pace: Pace, *, before: Mapping[str, Work] | None = None
 ) -> dict[str, Timing]:
-    """Runs the tasks in turns and times each run.
-
-    Args:
-        tasks: by name.
-        pace: how often.
-        before: run before a task of the same name, outside of its time (to put back what it changes).
-    """
+    """Runs the tasks in turns and times each run; `before` a task, outside of its time, what puts back what it changes."""
     before = before or {}
 
     def timed(name: str) -> float:

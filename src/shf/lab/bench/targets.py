@@ -13,15 +13,7 @@ KINDS = ("matrix products", "passes over vectors", "elementwise work of the netw
 
 @dataclass(frozen=True)
 class Target:
-    """A figure with the bounds it should keep.
-
-    Attributes:
-        name: what was measured.
-        value: what was found.
-        most: the largest value that is acceptable.
-        least: the smallest.
-        unit: what the value counts.
-    """
+    """A figure with the bounds it should keep."""
 
     name: str
     value: float

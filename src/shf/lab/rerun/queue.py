@@ -40,18 +40,10 @@ def work(
     observer: Observer | None = None,
     say: Say = print,
 ) -> bool:
-    """Goes through the entries in order; returns whether all of them are done.
+    """Goes through the entries in order, whose runs lie below the root; returns whether all of them are done.
 
     A signal ends the run at hand after its iteration, saved, and the queue with it. After `minutes` no further entry is
     begun. Two processes may work on one queue: each takes what the other does not hold.
-
-    Args:
-        entries: the queue.
-        root: where the runs are.
-        minutes: of this call.
-        data_dir: where the data are.
-        observer: of each run.
-        say: is told what happens to each entry.
     """
     began, complete = wall(), True
     for entry in entries:
