@@ -7,6 +7,7 @@ multiplications, not from a clock: runs repeat exactly.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import is_
 from typing import ClassVar
 
@@ -137,20 +138,16 @@ class Renewal:
     def inverse(self, diagonal: Tensor | None, space: Space) -> LinearMap:
         if self.due:
             self._renew(space)
-        assert self._factors is not None
         damping = float(self._memory.number(_DAMPING) or 0.0)
-        solve = self._inverse(self._factors, damping, space.decay).solver(self._network)
+        solve = self._inverted(_CACHE, damping, space.decay, invert).solver(self._network)
         return (lambda r: space.own(solve(space.whole(r)))) if space.collective.split else solve
 
     def decay_step(self, space: Space) -> Tensor:
-        """Of this process's entries. The inverse is cached until factors are renewed."""
-        assert self._factors is not None
-        tensors, known = self._factors.tensors(), self._memory.cache.get(_DECAYED)
-        if known is None or len(known[0]) != len(tensors) or not all(map(is_, known[0], tensors)):
-            known = self._memory.cache[_DECAYED] = (tensors, invert_undamped(self._factors, space.decay))
+        """Of this process's entries."""
+        inverse = self._inverted(_DECAYED, 0.0, space.decay, lambda factors, _, decay: invert_undamped(factors, decay))
         theta = self._network.theta()
         pull = space.decay.add_product_(torch.zeros_like(theta), theta, 0.0)
-        return space.own(known[1].solver(self._network)(pull)).neg()
+        return space.own(inverse.solver(self._network)(pull)).neg()
 
     def _renew(self, space: Space) -> None:
         """New running averages and their inverses; each process makes its part of both."""
@@ -169,8 +166,7 @@ class Renewal:
         self._factors = self._averaged(fresh, min(1 - 1 / count, self._schedule.average))
         period = self._schedule.period(blocks, positions, others=bool(others))
         numbers = {_COUNT: count, _DUE: self._memory.number("iteration", 0) + period, _DAMPING: space.damping}
-        inverse = _shared_inverse(self._factors, space.damping, space.decay, ranks)
-        self._know(self._factors, space.damping, space.decay, inverse)
+        self._inverted(_CACHE, space.damping, space.decay, partial(_shared_inverse, ranks=ranks))
         self._keep(self._factors)
         self._memory.keep(**numbers)
 
@@ -185,19 +181,16 @@ class Renewal:
         roots = [math.sqrt(self._pass.weight) * u for u in self._pass.expansion.hessian_root(self._pass.signs)]
         return layer_sums(jacobian, roots, self._pass.axes, blocks, others)
 
-    def _inverse(self, factors: Factors, damping: float, decay: Decay) -> Inverse:
-        tensors, numbers = factors.tensors(), (damping, *decay.weights)
-        known = self._memory.cache.get(_CACHE)
-        if known is not None:
-            same = len(known[0]) == len(tensors) and all(map(is_, known[0], tensors))
-            if same and known[1] == numbers:
-                return known[2]  # type: ignore[no-any-return]
-        inverse = invert(factors, damping, decay)
-        self._know(factors, damping, decay, inverse)
-        return inverse
-
-    def _know(self, factors: Factors, damping: float, decay: Decay, inverse: Inverse) -> None:
-        self._memory.cache[_CACHE] = (factors.tensors(), (damping, *decay.weights), inverse)
+    def _inverted(
+        self, name: str, damping: float, decay: Decay, make: Callable[[Factors, float, Decay], Inverse]
+    ) -> Inverse:
+        """Cached under this name until factors, λ or the decay are others."""
+        assert self._factors is not None
+        tensors, numbers = self._factors.tensors(), (damping, *decay.weights)
+        known = self._memory.cache.get(name, ((), (), None))
+        if known[1] != numbers or len(known[0]) != len(tensors) or not all(map(is_, known[0], tensors)):
+            known = self._memory.cache[name] = (tensors, numbers, make(self._factors, damping, decay))
+        return known[2]  # type: ignore[no-any-return]
 
     def _keep(self, factors: Factors) -> None:
         """The averages are to be remembered."""
