@@ -17,6 +17,7 @@ from shf.data.batches import Batch
 from shf.data.draws import Draws
 from shf.lab import contest, experiments
 from shf.lab.configure import configure
+from shf.lab.loop import evaluating
 from shf.lab.records import RunRecord, read_run
 from shf.lab.rerun.entries import Run, Tuning
 from shf.lab.rerun.queue import work
@@ -166,5 +167,5 @@ def test_the_preset_survives_batches_that_contradict_each_other(seed):
     step = contest.stochastic(model, problem.loss, 4, **options)
     for inputs, targets in islice(task.batches(500, torch.Generator().manual_seed(seed)), 110):
         step(inputs, targets)
-    with step.averaged():
-        assert contest.measure(task, model)["objective"] < 0.1
+    with step.averaged(), evaluating(model):
+        assert task.evaluate(model)["objective"] < 0.1

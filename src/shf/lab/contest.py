@@ -20,7 +20,7 @@ from torch import nn
 import shf
 from shf.lab import machine
 from shf.lab.clock import CLOCKS, Clock
-from shf.lab.loop import Loop, Report, judged
+from shf.lab.loop import Loop, Report, evaluating, judged
 from shf.lab.records import METRICS_FILE, RUN_FILE, MetricsFile, RunRecord, read_run, write_run
 from shf.model.network import call_model
 
@@ -120,20 +120,12 @@ def train(
     for k in range(evaluations + 1):
         for _ in loop.until(lambda spent, k=k: spent.elapsed >= seconds * k / evaluations):  # type: ignore[misc]
             batch = next(batches)
-        with judged(step):
-            row = {"processor_seconds": loop.spent.elapsed, "updates": loop.spent.iteration, **measure(task, model)}
+        with judged(step), evaluating(model):
+            row = {"processor_seconds": loop.spent.elapsed, "updates": loop.spent.iteration, **task.evaluate(model)}
         yield row
         lost = loop.diverged is not None or not math.isfinite(row[task.tuned_on])
         if lost or task.solved(row):  # a run that diverged does not come back
             return
-
-
-def measure(task: Task, model: nn.Module) -> Row:
-    model.eval()
-    with torch.no_grad():
-        found = task.evaluate(model)
-    model.train()
-    return found
 
 
 def choose_rate(task: Task, method: Method, *, seed: int, seconds: float) -> tuple[float, Row]:

@@ -6,8 +6,6 @@ all random generators as they were.
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,20 +17,10 @@ from shf.data.batches import select_rows
 from shf.lab.baselines.protocol import Loss
 from shf.lab.data import Dataset, terrain
 from shf.lab.experiments import Task
+from shf.lab.loop import evaluating
 
 _CHUNK = 2000
 _MOST_SAMPLES = 24
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(training)
 
 
 def evaluate(
@@ -54,7 +42,7 @@ def evaluate(
     """
     rows = inputs.shape[0] if cases is None else min(cases, inputs.shape[0])
     total_loss, total = 0.0, 0.0
-    with _evaluating(model):
+    with evaluating(model):
         for chunk in torch.split(torch.arange(rows), _CHUNK):
             x, t = select_rows(inputs, chunk), select_rows(targets, chunk)
             z = model(x)
@@ -87,7 +75,7 @@ def samples(model: nn.Module, task: Task, data: Dataset, pixels: Tensor) -> dict
     if data.whole is not None:
         return {"maps": _maps(model, data.whole)}
     assert data.image_shape is not None
-    with _evaluating(model):
+    with evaluating(model):
         if task is Task.AUTOENCODER:
             rows = torch.linspace(0, len(pixels) - 1, min(_MOST_SAMPLES // 2, len(pixels))).long()
             restored = model(data.test_inputs[rows]).sigmoid()
@@ -108,7 +96,7 @@ def _maps(model: nn.Module, whole: Tensor) -> NDArray[np.uint8]:
     """Every fourth point of the map, and of what the network says: (2, rows, columns), 0 for the lowest."""
     shape = whole.shape
     where = torch.from_numpy(terrain.places(shape)).view(*shape, 2)[::4, ::4]
-    with _evaluating(model):
+    with evaluating(model):
         both = torch.stack([whole[::4, ::4], model(where.reshape(-1, 2)).view(where.shape[:2])])
     return _images((both - whole.min()) / (whole.max() - whole.min()), (where.shape[0], where.shape[1]))
 

@@ -6,9 +6,12 @@ not count.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
+from torch import nn
 
 from shf import NonFiniteError
 from shf.lab.clock import Clock
@@ -48,6 +51,18 @@ class Loop:
             if not math.isfinite(report.get("objective", 0.0)) and not report.get("skipped"):
                 self.diverged = ""
             yield report
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside, the network is in evaluation mode, and no gradients are taken."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(training)
 
 
 def judged(method: Any) -> AbstractContextManager[None]:

@@ -20,7 +20,7 @@ from shf.lab.baselines.protocol import Loss, Method, MethodSpec
 from shf.lab.batches import Batches, batch_rows
 from shf.lab.choices import Choice, Trial
 from shf.lab.clock import CLOCKS, Clock
-from shf.lab.loop import Loop, Report, Spent, judged
+from shf.lab.loop import Loop, Report, Spent, evaluating, judged
 
 
 @dataclass(frozen=True)
@@ -256,8 +256,6 @@ class _Run:
     def _evaluate(self, subject: Subject, method: Method) -> float:
         """For a method that averages its iterates, the average is scored."""
         rows = self.rows[1]
-        subject.model.eval()
-        with torch.no_grad(), judged(method):
+        with evaluating(subject.model), judged(method):
             score = subject.score(subject.model, select_rows(subject.inputs, rows), select_rows(subject.targets, rows))
-        subject.model.train()
         return score if math.isfinite(score) else math.inf
