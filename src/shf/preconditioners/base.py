@@ -87,12 +87,7 @@ class Space:
 
 
 class Preparation(Protocol):
-    """A preconditioner in one step.
-
-    Attributes:
-        record: whether it wants the inputs and outputs of layers recorded in the gradient pass.
-        diagonal: whether the pass gives a diagonal, to be summed over all rows.
-    """
+    """A preconditioner in one step: see `Preconditioner`."""
 
     @property
     def record(self) -> bool: ...
@@ -100,17 +95,13 @@ class Preparation(Protocol):
     @property
     def diagonal(self) -> bool: ...
 
-    def costs(self, evaluations: float) -> None:
-        """A part of the pass is about to begin that costs so many evaluations of the model on all rows."""
+    def costs(self, evaluations: float) -> None: ...
 
-    def pull(self, pass_: GradientPass) -> tuple[Tensor, Tensor | None]:
-        """The gradient J'∂L/∂z of the rows that are here, and the diagonal from the same pass."""
+    def pull(self, pass_: GradientPass) -> tuple[Tensor, Tensor | None]: ...
 
-    def inverse(self, diagonal: Tensor | None, space: Space) -> LinearMap:
-        """r ↦ P⁻¹r for this λ; the result may be overwritten by the next call. The diagonal is overwritten."""
+    def inverse(self, diagonal: Tensor | None, space: Space) -> LinearMap: ...
 
-    def decay_step(self, space: Space) -> Tensor | None:
-        """-P_w⁻¹Wθ for P damped by the weight decay W alone; None where P cannot say."""
+    def decay_step(self, space: Space) -> Tensor | None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +110,9 @@ class Preconditioner(Component):
     where it needs more than the gradient; see docs/extending.md."""
 
     record: ClassVar[bool] = False
+    """Whether it wants the inputs and outputs of layers recorded in the gradient pass."""
     diagonal: ClassVar[bool] = False
+    """Whether `pull` gives a diagonal, to be summed over all rows."""
     batches: ClassVar[bool] = True
     """Whether it can be made of several batches, as `shf.HF` does."""
 
@@ -131,7 +124,7 @@ class Preconditioner(Component):
         """A part of `pull` is about to begin that costs so many evaluations of the model on all rows."""
 
     def pull(self, pass_: GradientPass) -> tuple[Tensor, Tensor | None]:
-        """The gradient of the rows that are here; with it, from the same pass, a diagonal, if `diagonal` says so."""
+        """The gradient J'∂L/∂z of the rows that are here; with it, from the same pass, a diagonal, if `diagonal` says so."""
         return pass_.gradient(), None
 
     def decay_step(self, space: Space) -> Tensor | None:
@@ -139,7 +132,8 @@ class Preconditioner(Component):
         return None
 
     def inverse(self, diagonal: Tensor | None, space: Space) -> LinearMap:
-        """r ↦ P⁻¹r for this λ. The diagonal, summed over all rows, may be overwritten."""
+        """r ↦ P⁻¹r for this λ; the result may be overwritten by the next call. The diagonal, summed over all rows, may be
+        overwritten."""
         raise TypeError(f"{type(self).__name__} does not say what P⁻¹r is: define inverse(diagonal, space)")
 
 
