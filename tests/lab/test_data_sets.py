@@ -341,7 +341,3 @@ class TestRequests:
     def test_only_digits_are_standardised(self, name: str) -> None:
         with pytest.raises(ValueError, match="standardise"):
             load(name, standardise=True)
-
-    def test_no_download_when_told(self) -> None:
-        with pytest.raises(MissingDataError, match="shf data get mnist"):
-            load("mnist-autoencoder", download=False)

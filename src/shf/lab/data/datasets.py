@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from . import curves, mnist, reuters, terrain, usps
-from .catalogue import COLLECTIONS, CURVES, MNIST, REUTERS, TERRAIN, USPS, Collection, collection_name
-from .errors import DataError, MissingDataError
+from .catalogue import COLLECTIONS, CURVES, MNIST, REUTERS, TERRAIN, USPS, collection_name
+from .errors import DataError
 from .fetching import find, locate, original_root
 from .files import DataFile, sha256
 from .places import cache_directory
@@ -64,7 +64,6 @@ def load(
     standardise: bool | None = None,
     train: int | None = None,
     test: int | None = None,
-    download: bool = True,
     progress: Notify = quiet,
 ) -> Dataset:
     """A data set by name: mnist, usps, reuters, curves, terrain or mnist-autoencoder.
@@ -76,7 +75,6 @@ def load(
         seed: of the generated curves, and of the order of Reuters' training documents.
         standardise: zero mean and unit variance per pixel; by default for the classifiers of images.
         train, test: keep only so many cases, the first; for generated curves, generate so many.
-        download: fetch the data when they are not on this machine.
         progress: called with a line per stage of fetching.
     """
     which, digits = collection_name(name), name in ("mnist", "usps")
@@ -92,7 +90,8 @@ def load(
     if which == CURVES:
         found = _read_curves(data_dir, train, test, seed)
     else:
-        found = _read(name, _root(name, COLLECTIONS[which], data_dir, download, progress), split, seed)
+        collection = COLLECTIONS[which]
+        found = _read(name, locate(collection, data_dir) or find(collection, data_dir, progress), split, seed)
     (x, y), (x_test, y_test) = found.train, found.test
     x, x_test, note = x[:train], x_test[:test], found.note
     if x.dtype == np.uint8:
@@ -112,15 +111,6 @@ def load(
         found.checksums,
         note,
     )
-
-
-def _root(name: str, collection: Collection, data_dir: Path | str | None, download: bool, progress: Notify) -> Path:
-    """The directory that holds the collection, fetched if need be and allowed."""
-    if (root := locate(collection, data_dir)) is not None:
-        return root
-    if download:
-        return find(collection, data_dir, progress)
-    raise MissingDataError(f"{name}: not on this machine. Run `shf data get {collection.name}`.")
 
 
 def _read(name: str, root: Path, split: int, seed: int) -> _Arrays:
