@@ -40,8 +40,13 @@ SINCE = {
     ),
     "several terms": ("terms.py", "problems/sum.py", "objective.py:_is_of_pairs"),
     "exact solvers": (
-        *("linear/exact.py", "linear/roots.py", "linear/trustregion.py", "linear/unseen.py", "problems/roots.py"),
-        *("model/rowjacobian.py", "model/linearuses.py", "hessian/expansion.py:LossExpansion.row_roots"),
+        *("linear/exact.py", "linear/roots.py", "linear/sides.py", "linear/trustregion.py", "linear/unseen.py"),
+        *(
+            "problems/roots.py",
+            "model/rowjacobian.py",
+            "model/linearuses.py",
+            "hessian/expansion.py:LossExpansion.row_roots",
+        ),
         *("problems/batch.py:BatchProblem.can_be_written_out", "problems/batch.py:BatchProblem.roots"),
         *("problems/batches.py:BatchesProblem.roots", "problems/passes.py:Passes.roots", "problems/system.py:_roots"),
         *(
