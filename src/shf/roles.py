@@ -40,16 +40,6 @@ def _preconditioner(kinds: Mapping[Any, type[Component]]) -> Role:
     return Role(kinds, _PRECONDITIONER, Preconditioner, "preconditioner")
 
 
-def _solver(**defaults: Any) -> Role:
-    return Role(
-        {"cg": CG},
-        ("solver", """what solves for the step: "cg"; or one of `shf.solvers`."""),
-        LinearSolver,
-        "solver",
-        defaults,
-    )
-
-
 SHF: Mapping[str, Role] = {
     "damping": Role(
         {"batch": LevenbergMarquardt, "held-out": HeldOut},
@@ -92,7 +82,13 @@ SHF: Mapping[str, Role] = {
 HF: Mapping[str, Role] = {
     "damping": Role({None: LevenbergMarquardt}, None, Damping, "damping", {"damping_factor": 2 / 3}),
     "structure": Role.of(StructuralDamping),
-    "solver": _solver(cg_iterations=250),
+    "solver": Role(
+        {"cg": CG},
+        ("solver", """what solves for the step: "cg"; or one of `shf.solvers`."""),
+        LinearSolver,
+        "solver",
+        {"cg_iterations": 250},
+    ),
     "stopping": Role.of(RelativeProgress),
     "momentum": Role.of(Momentum, cg_decay=0.95, cg_decay_growth=1.0, cg_decay_max=1.0),
     "update": Role.of(Update),

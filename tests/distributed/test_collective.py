@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from helpers import mlp
 from shf.data.batches import curvature_rows
 from shf.data.draws import Draws
+from shf.data.repeatable import checksum
 from shf.data.rows import RowAxis
-from shf.distributed.agreement import checksum, differences, to_text
+from shf.distributed.agreement import differences, to_text
 from shf.distributed.collective import SINGLE, Share
 from shf.distributed.failure import FailureReports
 from shf.linear.decay import Decay
@@ -66,7 +67,7 @@ def test_alone_everything_is_its_own_part():
     assert SINGLE.add(lambda: [1.5, 2.0], 2) == [1.5, 2.0]
     assert SINGLE.own(vector) is SINGLE.whole(vector, 3) is vector
     assert list(SINGLE.part(3)) == [0, 1, 2]
-    assert SINGLE.dot(vector, vector) == 5.0
+    assert SINGLE.dots((vector, vector)) == [5.0]
 
 
 @pytest.mark.parametrize("axis", [RowAxis(0), RowAxis(1), RowAxis(0, 3), RowAxis(0, 3, minor=True)])

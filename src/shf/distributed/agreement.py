@@ -1,12 +1,8 @@
-"""Whether processes are about to do the same thing: facts compared as text, tensors by checksum. No messages here."""
+"""Whether processes are about to do the same thing: facts compared as text. No messages here."""
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-from torch import Tensor
-
-from shf.data.repeatable import checksum
 
 _NAMED = 5
 """How many differences an error spells out."""
@@ -40,7 +36,3 @@ def _entries(facts: Any, path: str = "") -> dict[str, Any]:
     if not isinstance(facts, dict):
         return {path: facts}
     return {k: v for key, value in facts.items() for k, v in _entries(value, f"{path}.{key}" if path else key).items()}
-
-
-def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    return {name: checksum(t) for name, t in tensors.items()}

@@ -102,9 +102,5 @@ class Collective:
         """The whole vector of `size` entries, from everyone's part of it."""
         return part
 
-    def dot(self, a: Tensor, b: Tensor) -> float:
-        """The inner product of one pair."""
-        return self.dots((a, b))[0]
-
 
 SINGLE = Collective()

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from shf.component import Component, flag, number, one_of, option, whole
 from shf.data.draws import mix
-from shf.distributed.agreement import checksums, differences, to_text
+from shf.data.repeatable import checksum
+from shf.distributed.agreement import differences, to_text
 from shf.distributed.channel import Channel, Traffic, find_group
 from shf.distributed.collective import SINGLE, Agreement, Collective, Share
 from shf.distributed.contribution import Contribution
@@ -107,7 +108,7 @@ class _Presence:
         self.participant = participant
         seed = {"seed": participant.seed} if with_seed else {}  # at first rank 0's is adopted, later they must agree
         self.facts = to_text({**seed, **participant.facts()})
-        self.checksums = checksums(participant.tensors()) if with_tensors else {}
+        self.checksums = {n: checksum(t) for n, t in participant.tensors().items()} if with_tensors else {}
 
     def row(self) -> list[int]:
         counts = list(self.participant.counts)

@@ -38,6 +38,6 @@ def mean_eigenvalue(
     source, total = generator(theta.device, seed, 3), 0.0
     for _ in range(products):
         v = collective.own(torch.empty_like(theta).bernoulli_(0.5, generator=source).mul_(2).sub_(1))
-        total += collective.dot(v, product(v))
+        total += collective.dots((v, product(v)))[0]
     mean = total / (products * len(theta))
     return (mean if mean > 0 and math.isfinite(mean) else 0.0), products
