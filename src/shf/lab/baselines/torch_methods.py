@@ -55,7 +55,7 @@ class TorchMethod(OnObjective):
             optimizer.load_state_dict(its)
 
 
-class LBFGSMethod(TorchMethod):
+class LBFGSMethod(OnObjective):
     """Full-batch L-BFGS with a strong Wolfe line search; one step is `iterations` iterations on all batches.
 
     With dropout, one set of masks is drawn per step, so that the line search sees one function. The end of a step and the
@@ -63,10 +63,10 @@ class LBFGSMethod(TorchMethod):
     """
 
     def __init__(self, objective: TrainingObjective, *, iterations: int, history: int) -> None:
-        lbfgs = torch.optim.LBFGS(
+        super().__init__(objective)
+        self.optimizer = torch.optim.LBFGS(
             objective.parameters, max_iter=iterations, history_size=history, line_search_fn="strong_wolfe"
         )
-        super().__init__(objective, [lbfgs])
 
     def step(self, inputs: Iterable[tuple[Any, Any]], targets: Any = None) -> dict[str, float]:
         passes, batches = 0, 0
@@ -79,10 +79,16 @@ class LBFGSMethod(TorchMethod):
                 p.grad = g
             return f
 
-        (optimizer,) = self.optimizers
-        f = float(optimizer.step(closure))
-        optimizer.zero_grad()
+        f = float(self.optimizer.step(closure))
+        self.optimizer.zero_grad()
         return {"objective": f, **costs(gradients=passes * batches)}
+
+    def state_dict(self) -> State:
+        return {**super().state_dict(), "optimizer": copy.deepcopy(self.optimizer.state_dict())}
+
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
 
 
 def momentum_schedule(t: int, maximum: float, *, final_from: float = math.inf) -> float:
