@@ -235,7 +235,7 @@ class LossExpansion:
         """diag L'' of some outputs where it proves to be diagonal, L''u = (L''·1) ∘ u for a random u: so it is for every
         loss that is a sum over elements, on however many outputs."""
         u = self._probe(0, group)
-        ones = self._alone(group, [torch.ones_like(z) for z in self._leaves])
+        ones = self._filled(group, [torch.ones_like(self._leaves[i]) for i in group])
         diagonal, found = self._product(ones), self._product(u)
         off = sum((found[i] - diagonal[i] * u[i]).square().sum().item() for i in group)
         size = sum(found[i].square().sum().item() for i in group)
@@ -266,12 +266,8 @@ class LossExpansion:
 
     def _probe(self, seed: int, group: Sequence[int]) -> list[Tensor]:
         """A u without structure within some outputs."""
-        return self._alone(group, random_like(self._leaves, seed))
-
-    def _alone(self, group: Sequence[int], u: Cotangents) -> list[Tensor]:
-        """u, with zeros for the outputs that L depends on beside some."""
-        beside = set(self._used) - set(group)
-        return [torch.zeros_like(v) if i in beside else v for i, v in enumerate(u)]
+        u = random_like(self._leaves, seed)
+        return self._filled(group, [u[i] for i in group])
 
     def _filled(self, group: Sequence[int], parts: Cotangents) -> list[Tensor]:
         """Parts of some outputs, with zeros for all others."""

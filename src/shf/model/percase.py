@@ -291,10 +291,12 @@ def _one_row_each(u: Tensor, axis: RowAxis, rows: Tensor, count: int) -> Tensor:
     return torch.stack([axis.factor(row, u.ndim) * u for row in keep])
 
 
-def refuse_unclear_rows(output: Tensor, axis: RowAxis, count: int) -> None:
+def refuse_unclear_rows(
+    output: Tensor, axis: RowAxis, count: int, what: str = "per-case gradients", instead: str = "preconditioner=None"
+) -> None:
     """Refuses an output, or its cotangent, whose `axis` does not hold so many rows."""
     if output.ndim <= axis.axis or output.shape[axis.axis] != count * axis.fold:
         raise ValueError(
-            f"per-case gradients: an output of shape {tuple(output.shape)} does not say which entries belong to which of "
-            f"{count} cases; return outputs with the rows along axis 0 (pad sequences), or use preconditioner=None"
+            f"{what}: an output of shape {tuple(output.shape)} does not say which entries belong to which of "
+            f"{count} cases; return outputs with the rows along axis 0 (pad sequences), or use {instead}"
         )

@@ -10,6 +10,7 @@ from shf.component import Component, option, whole
 from shf.data.rows import RowAxis
 from shf.distributed.collective import Share
 from shf.model.jacobian import Jacobian
+from shf.model.percase import refuse_unclear_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +52,5 @@ def half_difference(jacobian: Jacobian, cotangents: Sequence[Tensor], gradient: 
 
 
 def _first_half(u: Tensor, axis: RowAxis, per_row: Tensor) -> Tensor:
-    if u.ndim <= axis.axis or u.shape[axis.axis] != len(per_row) * axis.fold:
-        raise ValueError(
-            f"noise_every: an output of shape {tuple(u.shape)} does not say which entries belong to which of {len(per_row)} "
-            "cases; return outputs with the rows along axis 0 (pad sequences), or use noise_every=None and cg_noise=None"
-        )
+    refuse_unclear_rows(u, axis, len(per_row), "noise_every", "noise_every=None and cg_noise=None")
     return u * axis.factor(per_row, u.ndim)
