@@ -20,6 +20,7 @@ from scipy.sparse.linalg import LinearOperator, lsmr
 from torch import Tensor, nn
 
 from shf.damping.levenberg import adapt_damping, reduction_ratio
+from shf.damping.rule import DAMPING_MAX, DAMPING_MIN
 from shf.data.batches import Batch
 from shf.data.draws import Draws
 from shf.hessian.expansion import LossExpansion
@@ -94,6 +95,7 @@ def gauss_newton(solve: Solve, iterations: int, model: nn.Module, _: float) -> S
 
         before, after = here.value.item(), f(1.0)
         damping = adapt_damping(damping, reduction_ratio(after, before, promised), FACTOR)
+        damping = min(max(damping, DAMPING_MIN), DAMPING_MAX)
         rate = line_search(f, before, after, slope, steps=60).alpha
         with torch.no_grad():
             for p, value in zip(network.parameters, network.shapes.split(theta + rate * delta), strict=True):

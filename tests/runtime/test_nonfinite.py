@@ -194,6 +194,15 @@ def test_the_floor_is_held_and_shown():
     assert optimizer.damping == 0.97
 
 
+@pytest.mark.parametrize(("damping", "held"), [(1e-30, 0.5), (1e30, 2.0)])
+def test_a_state_from_elsewhere_is_brought_within_the_range(damping, held):
+    """Fails if λ is held to its range only where it moves."""
+    optimizer = shf.SHF(mlp(), CE, damping_min=0.5, damping_max=2.0)
+    optimizer.param_groups[0]["shf"]["damping"] = damping
+    assert optimizer.step(x, t).damping == held
+    assert 0.5 <= optimizer.damping <= 2.0
+
+
 def test_the_ceiling_is_held_and_shown():
     """Fails if `StepInfo` is not told the bound that λ has reached."""
 

@@ -141,7 +141,7 @@ class HeldOut(LevenbergMarquardt):
         return damping * math.pow(self.factor, -_FASTEST_UP if costly else powers(averages))
 
     def end(self, damping: float, rho: float, here: Local) -> float:
-        return adapt_damping(damping, rho, self.factor, rise=self.rise, least=self.least, most=self.most, high=math.inf)
+        return adapt_damping(damping, rho, self.factor, rise=self.rise, high=math.inf)
 
     def moved(self, move: Move, gain: float, here: Local) -> None:
         """Remembers the move, and the unit of the verdict on this step: what it gained on its own batch, or a third of what

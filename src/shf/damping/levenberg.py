@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shf.component import number, option
-from shf.damping.rule import DAMPING_MAX, DAMPING_MIN, Damping
+from shf.damping.rule import Damping
 from shf.local import Local
 
 _UNITS = 4.0
@@ -45,12 +45,10 @@ def adapt_damping(
     factor: float,
     *,
     rise: float = 1.0,
-    least: float = DAMPING_MIN,
-    most: float = DAMPING_MAX,
     low: float = 0.25,
     high: float = 0.75,
 ) -> float:
-    """λ ← λ/factor^rise if ρ < ¼, λ ← factor·λ if ρ > ¾, else λ unchanged; within [least, most] whatever ρ is.
+    """λ ← λ/factor^rise if ρ < ¼, λ ← factor·λ if ρ > ¾, else λ unchanged. Its range is held by `algorithm.shf_step`.
 
     The paper's soft rule has factor 99/100 (§4.2), Martens' has 2/3; both rise as they fall.
     """
@@ -58,7 +56,7 @@ def adapt_damping(
         damping /= factor**rise
     elif rho > high:
         damping *= factor
-    return min(max(damping, least), most)
+    return damping
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +87,7 @@ class LevenbergMarquardt(Damping):
             )
 
     def end(self, damping: float, rho: float, here: Local) -> float:
-        return adapt_damping(damping, rho, self.factor, rise=self.rise, least=self.least, most=self.most)
+        return adapt_damping(damping, rho, self.factor, rise=self.rise)
 
     def _largest_rise(self) -> float:
         """The largest power of the factor by which λ rises in one step, besides `rise`."""
