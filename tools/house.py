@@ -68,6 +68,7 @@ SINCE = {
         *("linear/decaystep.py", "preconditioners/kronecker.py:Renewal.decay_step"),
         "preconditioners/factors.py:invert_undamped",
     ),
+    "iterations by what survives": ("linear/survival.py",),
     "averages that listen": (
         *(f"averaging.py:{n}" for n in ("Averaging._listen", "Averaging.share", "Averaging.serves", "_relative_gain")),
         *("averaging.py:exchange_", "base.py:CurvatureOptimizer.eval", "base.py:CurvatureOptimizer.train"),
