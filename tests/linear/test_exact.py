@@ -274,6 +274,25 @@ def test_a_step_that_was_judged_by_f_is_not_shortened():
     assert all(b.loss_before == pytest.approx(a.loss_after, rel=1e-9) for a, b in pairwise(infos))
 
 
+@pytest.mark.parametrize("seed", [3, 4, 5])
+def test_a_first_step_has_to_keep_the_models_word_by_a_half(seed):
+    """Networks of sines: at the target for later steps, the first one would go further."""
+
+    class Sines(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(1, 6), nn.Linear(6, 1)
+
+        def forward(self, x):
+            return self.last(torch.sin(10 * self.first(x)))
+
+    torch.manual_seed(seed)
+    x = torch.linspace(-1, 1, 40, dtype=torch.float64)[:, None]
+    optimizer = shf.SHF(Sines().double(), MSE, **shf.presets.residual)
+    ratios = [optimizer.step(x, torch.sin(9 * x)).reduction_ratio for _ in range(6)]
+    assert ratios[0] >= 0.5 and min(ratios) >= 0.1
+
+
 def test_the_bend_is_the_second_derivative_of_the_outputs():
     """z(θ + hδ) = z + hJδ + h²/2 z̈: for outputs that are quadratic along the step z̈ is exact."""
     from shf.linear.trustregion import _Search

@@ -1,8 +1,8 @@
 """Steps as long as the model's word is kept: λ from a radius, the radius from a target for ρ, and a bend along the way.
 
 For objectives that are exact (all rows, no noise) and nearly sums of squares. One factorisation gives the solution for
-every λ, so that a radius Δ is as good as λ: ‖δ(λ)‖ = Δ. The longest step is taken whose ρ is at least the target. A small
-target takes long steps: greed for this step's decrease loses the run.
+every λ, so that a radius Δ is as good as λ: ‖δ(λ)‖ = Δ. The longest step is taken whose ρ is at least the target, ½ in the
+first one. A small target takes long steps: greed for this step's decrease loses the run.
 
 Lengths are ‖sδ‖ with s_i = (B_ii / max_j B_jj)^¼, half way between one unit for all parameters and Marquardt's, in which
 B's diagonal is constant.
@@ -37,6 +37,8 @@ from shf.linear.unseen import NUMBERS, share, stepped
 RADIUS, DAMPING = "radius", "radius_damping"
 _WIDEN, _REACH, _PROBE, _BEND = 1.7, 3.0, 0.1, 0.75
 _SHORTEST = 1e-14
+_FIRST = 0.5
+"""ρ that a first step must have: the length of none is known, and one that goes too far can end where nothing leads back."""
 _GUESS = 1e-3
 """λ of a first step, in largest eigenvalues of B, where it has to be looked for."""
 _LEAST_LENGTH = 1e-6
@@ -79,7 +81,8 @@ class TrustRegion(LinearSolver):
             run = replace(run, f=lambda delta: evaluate(delta / units))
         eta = share(run, torch.finfo(roots.rows.dtype).eps)
         known, near = float(run.recall(RADIUS, 0.0)), float(run.recall(DAMPING, 0.0))
-        search = _Search(roots, smaller_side(roots, near), run, self.target, eta, near)
+        target = self.target if known > 0 else max(self.target, _FIRST)
+        search = _Search(roots, smaller_side(roots, near), run, target, eta, near)
         best = search.from_radius(known if known > 0 else 1.0)
         run.remember(RADIUS, max(best.radius, _SHORTEST))
         run.remember(DAMPING, best.damping)
