@@ -334,7 +334,7 @@ def charts(published: Mapping[str, Any]) -> Iterator[Chart]:
         yield Chart(f"physics-{name}", title, "seconds", tuple(series), log_x=True, log_y=True)
 
 
-DRAWN = ("poisson2d-257", "heat1d-257", "poisson2d-9873", "poisson5d-449")
+DRAWN = ("poisson2d-257", "heat1d-257", "poisson2d-9873", "poisson2d-116865", "poisson5d-449", "poisson5d-10065")
 
 
 def page() -> None:
