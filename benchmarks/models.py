@@ -36,7 +36,7 @@ from shf.lab.bench.measure import take_over
 from shf.lab.clock import CLOCKS
 from shf.lab.files import write_atomically
 from shf.lab.pages import fill, table
-from shf.model import percase
+from shf.model import layersquares, percase
 from shf.preconditioners import factors, kronecker, layerfactors
 from shf.problems import shared
 from shf.subject import Subject
@@ -147,12 +147,13 @@ def watching(model: nn.Module) -> Iterator[dict[str, float]]:
         (Subject, "layout", lambda *_: "probing"),
         (kronecker.Renewal, "_renew", lambda *_: "renewal"),
         (shared, "mean_eigenvalue", lambda *_: "first damping"),
-        (percase, "formula", lambda module, *_: kind(module, squeezes)),
         (layerfactors, "_sums", lambda block, *_: kind(block.module, squeezes)),
     ]
     with ExitStack() as patches:
         for owner, attribute, name in places:
             patches.enter_context(mock.patch.object(owner, attribute, parts.watched(getattr(owner, attribute), name)))
+        squares = parts.watched(layersquares.formula, lambda module, *_: kind(module, squeezes))
+        patches.enter_context(mock.patch.dict(percase.squares_by_layers.__kwdefaults__, of_layer=squares))
         yield parts.seconds
 
 

@@ -33,9 +33,10 @@ def in_batches(monkeypatch):
 
 @pytest.mark.parametrize("kind", [SHFRegressor, SHFClassifier])
 def test_scikit_learns_own_checks_pass(kind):
+    """With a decay that determines every weight to the seventh digit: some of them compare fits that closely."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = check_estimator(kind((5,), max_iter=40, random_state=0), on_fail=None, on_skip=None)
+        found = check_estimator(kind((5,), alpha=1e-2, max_iter=40, random_state=0), on_fail=None, on_skip=None)
     assert len(found) > 50
     assert not [(check["check_name"], check["exception"]) for check in found if check["status"] in ("failed", "xfail")]
 
