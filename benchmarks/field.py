@@ -10,6 +10,7 @@ the processor, of one thread and of updates alone.
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 from collections.abc import Iterator
@@ -123,7 +124,7 @@ def decibels(error: float) -> str:
     return f"{-10 * torch.tensor(error).log10().item():.1f}"
 
 
-def page() -> None:
+def summary() -> str:
     heads = ("", "rate", "seeds", "seconds", "steps", "training, dB", "unseen, dB", "`residual` there after")
     found, rows = read_contest(RECORDS / "flower"), []
     for method, records in found.items():
@@ -135,8 +136,9 @@ def page() -> None:
         said = "" if rate is None or method == "lbfgs" else f"{rate:g}"
         errors = (decibels(ends[name]) for name in COLUMNS[2:])
         count = (str(len(records)), f"{ends['processor_seconds']:.0f}", f"{ends['updates']:.0f}")
-        rows.append((method, said, *count, *errors, "" if method == "residual" else f"{there:.3g}"))
-    fill(PAGE, {"field": table(heads, rows)})
+        ahead = "" if method == "residual" else f"{there:.3g}" if there < math.inf else "not reached"
+        rows.append((method, said, *count, *errors, ahead))
+    return table(heads, rows)
 
 
 COLUMNS = ("processor_seconds", "updates", "training_error", "unseen_error")
@@ -144,7 +146,7 @@ COLUMNS = ("processor_seconds", "updates", "training_error", "unseen_error")
 
 def main() -> None:
     if sys.argv[1:] == ["page"]:
-        return page()
+        return fill(PAGE, {"field": summary()})
     options = parser(__doc__, seconds=60)
     options.set_defaults(out=RECORDS, points=60)
     return contest([task()], methods(), options.parse_args())

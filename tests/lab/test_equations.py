@@ -77,6 +77,19 @@ def test_the_page_shows_its_records():
         assert (DOCS / "figures" / f"{chart.name}.svg").read_text(encoding="utf-8") == draw(chart, standalone=True)
 
 
+def test_the_page_shows_the_records_of_the_picture():
+    text = (DOCS / "physics.md").read_text(encoding="utf-8")
+    assert filled(text, {"field": field.summary()}) == text
+
+
+def test_the_picture_is_seen_in_every_second_pixel():
+    (seen, grey), (unseen, _) = field.pixels()
+    assert len(seen) == len(unseen) == 4096
+    assert grey.min() >= 0
+    assert grey.max() <= 1
+    assert not set(map(tuple, seen.tolist())) & set(map(tuple, unseen.tolist()))
+
+
 def test_the_first_lines_of_the_page_solve_their_equation():
     (block,) = re.findall(r"```python\n(.*?)```", (DOCS / "physics.md").read_text(encoding="utf-8"), re.DOTALL)
     torch.manual_seed(0)
