@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import field
 import poisson
 from equations import PROBLEMS, derivatives, mlp
 from helpers import assert_close
