@@ -24,7 +24,6 @@ from torch import Tensor, nn
 import shf
 from shf.lab.contest import Method, Row, Step, Task, contest, parser, read_contest
 from shf.lab.pages import fill, table
-from suite import muon
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS, PAGE = ROOT / "results" / "field", ROOT / "docs" / "physics.md"
@@ -78,8 +77,18 @@ def residual(model: nn.Module, _: float) -> Step:
     return shf.SHF(model, MSE, **shf.presets.residual).step
 
 
+def muon(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
+    """Muon for matrices of hidden layers, AdamW for the rest, with updates of equal size."""
+    matrices = [p for p in model.parameters() if p.ndim == 2][:-1]
+    others = [p for p in model.parameters() if all(p is not m for m in matrices)]
+    return [
+        torch.optim.Muon(matrices, lr=rate, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=rate),
+    ]
+
+
 def by_gradient(name: str, model: nn.Module, rate: float) -> Step:
-    optimizers = muon(model, {"lr": rate}) if name == "muon" else [torch.optim.Adam(model.parameters(), lr=rate)]
+    optimizers = muon(model, rate) if name == "muon" else [torch.optim.Adam(model.parameters(), lr=rate)]
 
     def step(x: Tensor, t: Tensor) -> None:
         for optimizer in optimizers:

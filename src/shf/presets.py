@@ -33,7 +33,6 @@ class presets:  # noqa: N801 - used as a namespace: shf.presets.classifier
             "damping_rise": 4.0,
             "cg_iterations": 2,
             "cg_noise": 0.3,
-            "cg_survival": 0.05,
             "cg_decay": 0.0,
             "backtracking": None,
             "preconditioner": "kronecker",
